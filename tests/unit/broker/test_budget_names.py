@@ -30,6 +30,7 @@ BUDGETS: dict[str, tuple[str, str]] = {
     "Connection.sessions": (CONNECTION, "sessions"),
     "Connection._by_remote_channel": (CONNECTION, "sessions"),
     "Connection._shapes": (CONNECTION, "SHAPES_MAX of a connection"),
+    "Connection._answers": (CONNECTION, "ANSWERS_MAX of a connection"),
     "FrameOutput._frames": (CONNECTION, "bytes that its client does not read"),
     "Link.properties": (CONNECTION, "bytes: link_bytes"),
     "SenderLink.prefixes": (CONNECTION, "sizes of tags up to TAG_BYTES_MAX"),

@@ -1,4 +1,4 @@
-"""The table of budgets in docs/security.md says what the code has, and each cell has its test."""
+"""The tables of limits in docs/security.md say what the code has, and each figure has its test."""
 
 from __future__ import annotations
 
@@ -7,16 +7,29 @@ from pathlib import Path
 
 import pytest
 
-from twinbus.amqp.connection import CHANNEL_MAX
+from twinbus.amqp.connection import CHANNEL_MAX, MAX_FRAME_BYTES
+from twinbus.amqp.decoding import ALIKE_KEYS_MAX, NESTING_MAX
 from twinbus.broker import budgets
-from twinbus.broker.access import STRANGERS_MAX
+from twinbus.broker.access import CUT_OFF_S, OPEN_LIMIT_S, STRANGERS_MAX, TOKEN_LIMIT_S
+from twinbus.broker.admin.atom import MARKUP_MAX
 from twinbus.broker.descriptions import QueueDescription, TopicDescription
-from twinbus.broker.engine.topic import ACTION_RULES_MAX, RULES_MAX
+from twinbus.broker.engine.settlement import OVERRIDE_BYTES_MAX
+from twinbus.broker.engine.topic import (
+    ACTION_RULES_MAX,
+    RULE_BYTES_MAX,
+    RULE_PROPERTIES_MAX,
+    RULES_MAX,
+)
+from twinbus.broker.filters.values import PATTERN_LENGTH_MAX, RULE_WORK_MAX, WILDCARD_WORK_MAX
+from twinbus.broker.http import BODY_BYTES_MAX
+from twinbus.broker.http_connection import HEAD_LINES_MAX
 from twinbus.broker.links import client_limits
 from twinbus.broker.links.context import REPLIES_MAX
+from twinbus.broker.links.requests import CBS_REQUEST_BYTES_MAX, REQUEST_BYTES_MAX
 from twinbus.broker.links.transactions import OPEN_MAX
+from twinbus.broker.listener import SNIFFING_MAX
 from twinbus.broker.profile import LAPTOP
-from twinbus.broker.sas import GRANTS_MAX
+from twinbus.broker.sas import AUDIENCE_MAX, AUDIENCE_PATH_MAX, GRANTS_MAX
 from twinbus.gateway.node_requests import UNANSWERED_MAX
 from twinbus.gateway.primary_connections import CONNECTIONS_MAX
 from twinbus.gateway.sending import PENDING_BYTES_MAX
@@ -148,6 +161,118 @@ FIGURES: dict[tuple[str, str], list[tuple[int | None, tuple[str, str]]]] = {
 }
 
 
+REQUESTS_HEAD = "| time and single requests | limit | beyond it |"
+LISTENER = "../../contract/test_listener.py"
+FILTERS = "filters/test_filters.py"
+
+SINGLE: dict[str, list[tuple[int | None, tuple[str, str]]]] = {
+    "connections that have sent nothing yet; TLS handshakes under way": [
+        (
+            SNIFFING_MAX,
+            (LISTENER, "test_silent_connections_are_bounded_and_the_longest_silent_goes_first"),
+        ),
+        (SNIFFING_MAX, (LISTENER, "test_an_address_with_half_handshakes_locks_no_other_out")),
+    ],
+    "until the AMQP connection is open, and for one HTTP request to arrive": [
+        (int(OPEN_LIMIT_S), (LIMITS, "test_a_client_that_never_opens_is_cut_off")),
+        (
+            None,
+            ("../../contract/test_websocket.py", "test_an_http_request_that_dawdles_is_cut_off"),
+        ),
+    ],
+    "from there to the first valid token": [
+        (int(TOKEN_LIMIT_S), (LIMITS, "test_a_client_that_puts_no_token_is_cut_off"))
+    ],
+    "to read what was written to a connection that the broker has closed": [
+        (int(CUT_OFF_S), (LIMITS, "test_a_client_that_closes_and_reads_nothing_is_cut_off"))
+    ],
+    "`$management` before the first valid token": [
+        (None, (LIMITS, "test_management_is_closed_to_strangers"))
+    ],
+    "pongs for a WebSocket that does not read": [
+        (
+            # Where asyncio pauses whoever writes.
+            64,
+            (
+                "../../contract/test_websocket.py",
+                "test_a_client_that_does_not_read_its_pongs_gets_no_more_of_them",
+            ),
+        )
+    ],
+    "path of the audience in a token; its name on `$cbs`": [
+        (
+            AUDIENCE_PATH_MAX,
+            (
+                ACCESS,
+                "test_an_audience_that_no_address_has_is_refused_before_any_rule_is_looked_for",
+            ),
+        ),
+        (AUDIENCE_MAX, (ACCESS, "test_a_name_of_a_token_is_bounded")),
+    ],
+    "request on `$cbs`; on `$management`": [
+        (CBS_REQUEST_BYTES_MAX // KB, (LIMITS, "test_a_request_on_cbs_is_small")),
+        (
+            REQUEST_BYTES_MAX // MB,
+            (BUDGETS, "test_a_request_is_bounded_by_the_messages_of_its_entity"),
+        ),
+    ],
+    "a frame after the token; keys of one map that hash alike; nesting of values": [
+        (
+            MAX_FRAME_BYTES // KB,
+            (LIMITS, "test_a_client_with_a_token_has_the_announced_limits"),
+        ),
+        (
+            ALIKE_KEYS_MAX,
+            (
+                "../amqp/test_before_the_answer.py",
+                "test_keys_that_all_hash_alike_cost_no_more_than_others",
+            ),
+        ),
+        (
+            NESTING_MAX,
+            ("../amqp/test_types.py", "test_nesting_is_bounded_for_every_kind_of_bracket"),
+        ),
+    ],
+    "one rule as it is stored; its properties or parameters": [
+        (RULE_BYTES_MAX // KB, (RULES, "test_a_rule_is_small")),
+        (RULE_PROPERTIES_MAX, (RULES, "test_a_rule_is_small")),
+    ],
+    "work of all rules of a subscription for one message": [
+        (
+            RULE_WORK_MAX // 10**6,
+            (RULES, "test_the_rules_of_a_subscription_have_one_budget_for_a_message"),
+        )
+    ],
+    "properties, reason and description that receivers give to one message": [
+        (
+            OVERRIDE_BYTES_MAX // KB,
+            ("engine/test_queue.py", "test_receivers_cannot_make_a_message_grow_without_bound"),
+        )
+    ],
+    "LIKE pattern; comparisons to find a part of it that has wildcards": [
+        (PATTERN_LENGTH_MAX, (FILTERS, "test_like_refuses_work_without_bound_and_says_why")),
+        (WILDCARD_WORK_MAX // 10**6, (FILTERS, "test_a_hostile_like_pattern_is_not_slow")),
+    ],
+    "header lines of an HTTP request; its body, read with a valid token only": [
+        (
+            HEAD_LINES_MAX,
+            ("test_http_turns.py", "test_a_head_of_too_many_lines_is_refused_before_it_is_parsed"),
+        ),
+        (
+            BODY_BYTES_MAX // MB,
+            ("../../contract/test_admin_http.py", "test_bad_requests_are_refused_in_xml"),
+        ),
+        (
+            MARKUP_MAX,
+            (
+                "admin/test_atom.py",
+                "test_a_body_of_thousands_of_tags_is_refused_before_it_is_parsed",
+            ),
+        ),
+    ],
+}
+
+
 def cells() -> dict[tuple[str, str], str]:
     """The cells of the table by who and what, without what stands in brackets."""
     text = (ROOT / "docs/security.md").read_text()
@@ -159,17 +284,40 @@ def cells() -> dict[tuple[str, str], str]:
     return found
 
 
+def limits() -> dict[str, str]:
+    """The rows of the second table: the limit of each, in figures that tests can hold."""
+    text = (ROOT / "docs/security.md").read_text()
+    rows = text[text.index(REQUESTS_HEAD) :].partition("\n\n")[0].splitlines()[2:]
+    split = [
+        re.sub(r" \([^)]*\)|, about .*? s\b", "", row).strip("| ").split(" | ") for row in rows
+    ]
+    return {what: limit for what, limit, _ in split}
+
+
 def test_every_cell_of_the_table_is_checked() -> None:
     assert cells().keys() == FIGURES.keys()
 
 
 @pytest.mark.parametrize("cell", FIGURES, ids=" ".join)
 def test_a_cell_says_the_figures_of_the_code_and_has_its_test(cell: tuple[str, str]) -> None:
-    said = [int(each.replace(",", "")) for each in re.findall(r"\d[\d,]*", cells()[cell])]
-    assert said == [figure for figure, _ in FIGURES[cell] if figure is not None]
-    for _, (file, name) in FIGURES[cell]:
+    check_said(cells()[cell], FIGURES[cell])
+
+
+def check_said(text: str, figures: list[tuple[int | None, tuple[str, str]]]) -> None:
+    said = [int(each.replace(",", "")) for each in re.findall(r"\d[\d,]*", text)]
+    assert said == [figure for figure, _ in figures if figure is not None]
+    for _, (file, name) in figures:
         source = (ROOT / TESTS / file).read_text()
         assert re.search(rf"^(async )?def {name}\(", source, re.MULTILINE), name
+
+
+def test_every_row_of_the_second_table_is_checked() -> None:
+    assert limits().keys() == SINGLE.keys()
+
+
+@pytest.mark.parametrize("row", SINGLE)
+def test_a_row_says_the_figures_of_the_code_and_has_its_test(row: str) -> None:
+    check_said(limits()[row], SINGLE[row])
 
 
 def test_figures_that_must_agree_do() -> None:
