@@ -32,6 +32,9 @@ _KEYS: Final = ("AZURE_STORAGE_", "AZURE_CLIENT_")
 DRAFT_SUFFIX: Final = ".draft"
 """Of a hidden file that gets its name once it is whole."""
 
+_LACKED: Final = "org.apache.hadoop.shaded.org.glassfish.jersey"
+"""A package that Hadoop 3.5's client for WebHDFS needs to read a refusal, and comes without."""
+
 _PIECE_BYTES: Final = 1 << 20
 """What one call brings from the JVM, or takes to it."""
 
@@ -243,6 +246,11 @@ def _in_python() -> Iterator[None]:
         raise
     except Exception as error:
         line = classic.telling_line(error)
+        if _LACKED in str(error):
+            raise OSError(
+                "the Hadoop of this Spark (3.5, in 4.2 and 4.3) cannot read WebHDFS's refusals, so"
+                " no file can be looked for: use hdfs:// or Spark 4.1"
+            ) from error
         if "FileNotFoundException" in line:
             raise FileNotFoundError(line) from error
         if "FileAlreadyExistsException" in line:

@@ -171,3 +171,17 @@ def test_a_place_that_only_spark_reaches_needs_a_session(monkeypatch: pytest.Mon
             assert hadoop.hadoop_files("abfss://c@a.dfs.core.windows.net/x") is None
     assert hadoop.hadoop_files("s3a://bucket/x") is None
     assert hadoop.hadoop_files("/a/directory") is None
+
+
+def test_a_hadoop_that_cannot_read_refusals_is_told_in_one_line() -> None:
+    lacked = "org.apache.hadoop.shaded.org.glassfish.jersey.internal.RuntimeDelegateImpl"
+    refusal = Exception(
+        ": java.io.IOException: host:1: Unexpected HTTP response: code=404 != 200, op=LISTSTATUS\n"
+        f"Caused by: java.lang.RuntimeException: java.lang.ClassNotFoundException: {lacked}"
+    )
+    bridge = mock.MagicMock()
+    files = bridge.jvm.org.apache.hadoop.fs.Path.return_value.getFileSystem.return_value
+    files.getFileStatus.side_effect = refusal
+    found = hadoop.HadoopFiles(bridge, None, "webhdfs://host:1/ledger")
+    with pytest.raises(OSError, match=r"cannot read WebHDFS's refusals.*: use hdfs://"):
+        found.get_file_info(["_tables"])
