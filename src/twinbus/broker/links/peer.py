@@ -70,11 +70,11 @@ from twinbus.wording import visible
 log = logging.getLogger("twinbus.broker")
 
 REASON_MAX = 300
+"""Characters of a reason of the client that the log shows."""
+
 SLICES_TOGETHER: Final = 8
 """Slices of one client that are answered together, about two milliseconds of work, if its input
 takes so many. A commit for each would have its neighbours wait for the disk after each."""
-
-"""Characters of a reason of the client that the log shows."""
 
 
 class PeerServer(PeerContext, Protocol):
