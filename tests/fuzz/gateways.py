@@ -34,7 +34,7 @@ from twinbus.pairing.observing.recording import Recorder
 from twinbus.pairing.sending.client import PairedClient
 
 ANSWER_S = 30.0
-ENDING_TURNS = 3_000
+ENDING_TURNS = 30_000
 """Turns of the loop in which everything ends that clients who are gone have begun."""
 
 
