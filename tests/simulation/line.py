@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
@@ -266,7 +266,7 @@ class SimSession:
         self._line = line
         self._wire = line.wire
         self._handles = itertools.count()
-        self._delivery_ids = itertools.count()
+        self.next_delivery_id = 0
         self._received = itertools.count()
         self._unsettled: dict[int, tuple[SenderLink, bytes]] = {}
         self._locked: dict[int, tuple[Queue, bytes]] = {}
@@ -299,13 +299,21 @@ class SimSession:
     def send_transfer(
         self, link: SenderLink, payload: bytes, tag: bytes, settled: bool, *_: object
     ) -> int:
-        number = next(self._delivery_ids)
+        number = self.next_delivery_id
+        self.next_delivery_id += 1
         self._unsettled[number] = (link, tag)
         line = self._line
         deed = line.world.forward_deed(line.process, str(link.owner), tag, self._wire)
         self._forwards[number] = deed
         self._wire.to_namespace(lambda: self._stored(link, number, payload, deed))
         return number
+
+    def send_run(
+        self, link: SenderLink, tags: list[bytes], heads: Iterable[bytes], rests: list[bytes]
+    ) -> int:
+        for tag, head, rest in zip(tags, heads, rests, strict=False):
+            self.send_transfer(link, head + rest, tag, False)
+        return len(tags)
 
     def take_unsettled(self, first: int, last: int) -> list[tuple[int, SenderLink, bytes]]:
         return [

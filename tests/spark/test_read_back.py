@@ -54,6 +54,12 @@ PARTS = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def _by_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small as these ledgers are, no batch of them is written by this process."""
+    monkeypatch.setattr(stream, "first_batch", lambda *_: None)
+
+
 @pytest.fixture
 def ledger(tmp_path: Path) -> Path:
     """A ledger of two pairs, whose records Spark keeps in a file each."""

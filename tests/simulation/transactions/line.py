@@ -88,7 +88,8 @@ class CoordinatedSession(SimSession):
     def send_transfer(
         self, link: SenderLink, payload: bytes, tag: bytes, settled: bool, *more: object
     ) -> int:
-        number = next(self._delivery_ids)
+        number = self.next_delivery_id
+        self.next_delivery_id += 1
         self._unsettled[number] = (link, tag)
         path, state = self._paths.get(link), more[1]
         if path is None:
