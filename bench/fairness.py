@@ -61,7 +61,7 @@ def tables(progress: Progress) -> str:
     with ExitStack() as stack:
         progress("starting the namespaces and the gateway")
         certificate = stack.enter_context(_certificate())
-        # All in one session: a client gives way to nobody in another one.
+        # All in one session: a client gives way only to processes of its own.
         primary = stack.enter_context(twinbus(*certificate, own_session=False))
         secondary = stack.enter_context(twinbus(own_session=False))
         gateway = stack.enter_context(

@@ -191,7 +191,7 @@ SINGLE: dict[str, list[tuple[int | None, tuple[str, str]]]] = {
     ],
     "pongs for a WebSocket that does not read": [
         (
-            # Where asyncio pauses whoever writes.
+            # Where asyncio pauses a writer.
             64,
             (
                 "../../contract/test_websocket.py",
