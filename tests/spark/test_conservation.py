@@ -47,6 +47,7 @@ from twinbus.pipeline.reports.ledger_tables import batch_tables
 from twinbus.pipeline.store.current import current_tables
 from twinbus.pipeline.store.writers import Recovery
 from twinbus.pipeline.tables import availability, conservation, journeys, schemas
+from twinbus.pipeline.tables.gold import is_followed
 from twinbus.pipeline.tables.records import tallied
 from twinbus.pipeline.tables.schemas import SIGHTINGS
 
@@ -309,13 +310,18 @@ def test_clocks_that_disagree_are_counted_with_how_much(spark: SparkSession) -> 
         *(sent("e", 2), received("e", 1)),
         *(sent("f", 3600 + 61), received("f", 0)),
     )
-    found = conservation.skews(fates(records))
+    messages = at_hand(fates(records))
     expected = [
         (LABEL, "orders", "divert, forward", 4096, 2),
         (LABEL, "orders", "forward, complete", 128, 1),
         (LABEL, "orders", "accept, receive", 4_194_304, 1),
     ]
-    assert_rows(found, expected, schemas.SKEWS)
+    assert_rows(conservation.skews(messages), expected, schemas.SKEWS)
+    # A batch counts them of some of its messages, which "e" is none of.
+    followed = messages.where(is_followed())
+    assert_rows(conservation.skews(followed), expected, schemas.SKEWS)
+    outside = followed.where("entered_ms is null").collect()
+    assert [row["message_id"] for row in outside] == ["f"]
 
 
 def test_lines_of_each_day_and_what_they_leave_out(spark: SparkSession) -> None:

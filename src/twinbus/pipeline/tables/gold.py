@@ -31,6 +31,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructField, StructType
 
 from twinbus.pipeline.core import rules
+from twinbus.pipeline.core.rules import ANSWER_MAX_MS
 from twinbus.pipeline.tables import (
     availability,
     charges,
@@ -146,11 +147,14 @@ def summed(table: GoldTable, rows: Iterable[Mapping[str, Any]]) -> list[dict[str
 def is_followed() -> Column:
     """Return whether a message is in a table of the source `followed`.
 
-    It went through the backlog, its send raised, its times are in a wrong order, or it is notable.
+    It went through the backlog, its send raised, it was received long before it was accepted, or it
+    is notable.
     """
     raised = F.col("tried") & ~F.col("accepted")
     moved = F.col("entered_ms").isNotNull() | (F.col("forwards") > 0)
-    skewed = F.coalesce(F.col("received_ms") < F.col("accepted_ms"), F.lit(False))
+    # As in `conservation.skews`: many a consumer is faster than the answer to the sender.
+    early_ms = F.col("accepted_ms") - F.col("received_ms")
+    skewed = F.coalesce(early_ms > ANSWER_MAX_MS, F.lit(False))
     return raised | moved | skewed | _is_notable()
 
 
