@@ -23,6 +23,7 @@ from twinbus.pipeline.reports.documents import ReportRequest
 from twinbus.pipeline.reports.ledger_tables import batch_tables
 from twinbus.pipeline.spark import classic
 from twinbus.pipeline.spark.session import (
+    METHOD_BYTES_MAX,
     ROWS_A_PARTITION,
     ROWS_A_TASK,
     SHUFFLE_PARTITIONS,
@@ -259,6 +260,7 @@ def test_commands_refuse_local_paths_before_spark_starts(
 
 
 PARTITIONS = "spark.sql.shuffle.partitions"
+METHOD_BYTES = "spark.sql.codegen.hugeMethodLimit"
 AT_FIRST = "spark.sql.adaptive.coalescePartitions.initialPartitionNum"
 
 
@@ -327,9 +329,23 @@ def test_a_session_for_rows_has_partitions_by_their_number(cluster: SparkSession
     # At most what the session has, until a task would have too much.
     assert partitions(500 * ROWS_A_TASK) == 200
     assert partitions(300 * ROWS_A_PARTITION) == 300
-    # 200 are right for so many: the session itself will do, if it lists files by itself.
+    # 200 are right for so many: the session itself will do, if its other settings are.
     cluster.conf.set("spark.sql.sources.parallelPartitionDiscovery.threshold", "1000")
+    cluster.conf.set(METHOD_BYTES, str(METHOD_BYTES_MAX))
     assert session_for_many(cluster, 500 * ROWS_A_TASK) is cluster
+
+
+def test_a_session_for_rows_makes_no_method_that_java_does_not_compile(
+    cluster: SparkSession,
+) -> None:
+    def limits() -> list[str | None]:
+        sessions = (session_for_many(cluster, rows) for rows in (0, 500 * ROWS_A_TASK))
+        return [session.conf.get(METHOD_BYTES) for session in sessions]
+
+    cluster.conf.set(METHOD_BYTES, "65535")
+    assert limits() == [str(METHOD_BYTES_MAX)] * 2
+    cluster.conf.set(METHOD_BYTES, "4000")
+    assert limits() == ["4000"] * 2
 
 
 def test_partitions_that_a_platform_chooses_by_itself_are_left_to_it(spark: SparkSession) -> None:
