@@ -139,7 +139,8 @@ def _earlier(
     if not store.lake.files(JOURNEYS, snapshot):
         return None
     stored = store.read(JOURNEYS, snapshot)
-    wanted = fresh.select("key_hash").distinct()
+    # A hash twice finds nothing more, and to find them costs a shuffle of all messages.
+    wanted = fresh.select("key_hash")
     if messages <= BROADCAST_MAX:
         wanted = F.broadcast(wanted)
     found = (
