@@ -13,7 +13,8 @@ from tests import outage_story as story
 from tests.processes import run_twinbus
 from tests.unit.console.commands import run
 from tests.unit.console.pages import assert_self_contained
-from twinbus.console.report import making as report_run
+from twinbus.pipeline.reports import ledger_tables
+from twinbus.pipeline.spark import session
 from twinbus.pipeline.spark.java import JavaMissingError
 
 pytestmark = pytest.mark.end_to_end
@@ -59,15 +60,27 @@ def test_a_ledger_that_must_not_be_written_to(
     assert "Use --tables DIR, or --tables none" in refusal("charges", str(ledger))
 
 
-def test_no_java_is_one_line(
-    refusal: Refusal, ledger: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_small_ledger_needs_no_java_and_a_named_spark_does(
+    refusal: Refusal,
+    ledger: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def none() -> None:
         raise JavaMissingError("Spark needs Java 17 or newer and there is none")
 
-    monkeypatch.setattr(report_run, "find_java", none)
-    told = refusal("charges", str(ledger), status=BAD)
+    monkeypatch.setattr(session, "find_java", none)
+    words = ("charges", str(ledger), "--tables", "none")
+    # A Spark that another test has left running would be used.
+    monkeypatch.setattr(session, "_active", lambda: None)
+    told = refusal(*words, "--master", "local[1]", status=BAD)
     assert told == "twinbus: Spark needs Java 17 or newer and there is none"
+    monkeypatch.setattr(ledger_tables, "SMALL_BYTES", 0)
+    assert refusal(*words, status=BAD) == told
+    monkeypatch.undo()
+    monkeypatch.setattr(session, "_active", lambda: None)
+    monkeypatch.setattr(session, "find_java", none)
+    assert run(capsys, "report", *words).status == 0
 
 
 def test_windows_prices_and_places_that_make_no_sense(

@@ -71,9 +71,9 @@ def test_the_first_batch_of_a_small_ledger_is_what_spark_makes(
     lines = any_ledger(3, 400)
     write_lines(ledger, "p-0.jsonl", lines[::2])
     write_lines(ledger, "q-0.jsonl", lines[1::2])
-    with mock.patch.object(stream, "first_batch", return_value=None):
+    with mock.patch.object(stream, "few_batch", return_value=None):
         expected = stored(spark, ledger, tmp_path / "by_spark")
-    with jobs_at_most(spark, 1):
+    with jobs_at_most(spark, 0):
         stream.update(spark, ledger, tmp_path / "here")
     assert stored(spark, ledger, tmp_path / "here") == expected
 

@@ -43,6 +43,18 @@ ENTITIES = [
 ]
 
 
+PLANTED = [
+    *test_tables.LINES,
+    *test_pairs.LINES,
+    *(twinned("twin", 1), *brought_home("home", 9), twinned("home", 2)),
+    *(*second_copy("second", 3), twinned("second", 1), received("second", 2)),
+    *(sent("back", 1), received("back", 2), received("back", 4), received("back", 5)),
+    *(released("back", 3), released("back", 6, outcome="unknown")),
+    *(sent("left", 1), received("left", 2), released("left", 3, state="left")),
+    received("left", 4),
+]
+
+
 def held_to_the_tables(spark: SparkSession, ledger: Path) -> ConservationReport:
     proof = proof_of(ledger).report
     # The rules in columns: those of a small ledger are the proof's own.
@@ -120,17 +132,7 @@ def test_any_records_are_judged_as_the_tables_judge_them(
 def test_planted_truths_are_judged_as_the_tables_judge_them(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    lines = [
-        *test_tables.LINES,
-        *test_pairs.LINES,
-        *(twinned("twin", 1), *brought_home("home", 9), twinned("home", 2)),
-        *(*second_copy("second", 3), twinned("second", 1), received("second", 2)),
-        *(sent("back", 1), received("back", 2), received("back", 4), received("back", 5)),
-        *(released("back", 3), released("back", 6, outcome="unknown")),
-        *(sent("left", 1), received("left", 2), released("left", 3, state="left")),
-        received("left", 4),
-    ]
-    write_lines(tmp_path, "p-0.jsonl", lines)
+    write_lines(tmp_path, "p-0.jsonl", PLANTED)
     proof = held_to_the_tables(spark, tmp_path)
     named = {(one.primary_label, one.message_id): one.fate for one in proof.messages}
     assert named["contoso", "gone"] == named["contoso", "2"] == "lost"

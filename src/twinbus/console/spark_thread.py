@@ -5,6 +5,7 @@ One thread does all of it: a session belongs to the thread that made it.
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import importlib.util
 import os
@@ -21,12 +22,14 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, Self, TypeVar
 
 from twinbus.extras import install_command
+from twinbus.pipeline.functions import NeedsSpark, in_this_process
 from twinbus.pipeline.spark.classic import spark_failures_in_one_line
 from twinbus.pipeline.spark.session import (
     LOCAL_MASTER,
     QUICK_START,
     SparkStartError,
     interrupt_jobs,
+    is_named,
     spark_session,
 )
 
@@ -135,10 +138,18 @@ class SparkThread:
     """
 
     def __init__(
-        self, *, master: str | None = None, settings: Mapping[str, str] = QUICK_START
+        self,
+        *,
+        master: str | None = None,
+        settings: Mapping[str, str] = QUICK_START,
+        at_once: bool = True,
     ) -> None:
-        """`master` is that of Spark; None: this machine."""
-        self._master, self._settings = master or LOCAL_MASTER, settings
+        """`master` is that of Spark; None: this machine. Without `at_once` the first work that
+        needs Spark starts it.
+        """
+        self._master, self._settings, self._at_once = master or LOCAL_MASTER, settings, at_once
+        self._is_wanted = is_named(master)
+        """Whether no work is for this process: the user chose a Spark, or work needed it."""
         self.announcement = ""
         """The last line of the start: which Java it found."""
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -150,7 +161,8 @@ class SparkThread:
 
     def __enter__(self) -> Self:
         self._thread.start()
-        self.submit(lambda session: None)
+        if self._at_once:
+            self.submit(lambda session: None)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
@@ -187,6 +199,25 @@ class SparkThread:
         self._work.put(do)
         return future
 
+    async def do(
+        self, work: Callable[[SparkSession | None], T], what: str, say: Callable[[str], None]
+    ) -> T:
+        """Do work on a ledger without Spark if this process can (None), else with the session.
+
+        `what` is said of the work.
+        """
+        say(what)
+        if not self._is_wanted:
+            try:
+                return await asyncio.to_thread(_here, work)
+            except NeedsSpark:
+                self._is_wanted = True
+        if self._session is None:
+            say("starting Spark")
+            await asyncio.wrap_future(self.submit(lambda session: None))
+            say(what)
+        return await asyncio.wrap_future(self.submit(work))
+
     def interrupt(self) -> None:
         session: Any = self._session
         if session is not None:
@@ -198,3 +229,8 @@ class SparkThread:
         with self._open:
             while (work := self._work.get()) is not None:
                 work()
+
+
+def _here(work: Callable[[None], T]) -> T:
+    with in_this_process():
+        return work(None)

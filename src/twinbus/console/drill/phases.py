@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, ExitStack, closing, suppress
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -46,7 +47,7 @@ from twinbus.console.drill.world import (
     create_twins,
 )
 from twinbus.console.output import Output, show
-from twinbus.console.report.making import BacklogScan
+from twinbus.console.report.making import READING, BacklogScan
 from twinbus.console.sheet import page_of, text_of
 from twinbus.console.spark_thread import SparkInstallation, SparkThread
 from twinbus.cost import prices
@@ -181,11 +182,10 @@ class Drill:
         self._came_again: frozenset[str] = frozenset()
 
     async def run(self) -> DrillResult:
-        sent = asyncio.Event()
         # The pair stays open until everything is received, so that it can be watched.
         async with AsyncExitStack() as opened:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._get_spark_ready(sent))
+                group.create_task(self._get_spark_ready())
                 await self._start()
                 pair = self._pair()
                 client: Any = pair
@@ -195,13 +195,12 @@ class Drill:
                     await opened.enter_async_context(pair)
                 consumers = await opened.enter_async_context(Consumers(pair, self._world))
                 await self._send(pair, client, consumers)
-                sent.set()
             await self._drain()
             await self._receive(consumers)
         return await self._count()
 
-    async def _get_spark_ready(self, sent: asyncio.Event) -> None:
-        """Start Spark while messages are sent, and warm it up if there is time."""
+    async def _get_spark_ready(self) -> None:
+        """Start Spark while messages are sent."""
         with self._screen.phase("Spark", "starting Spark") as phase:
             while not await asyncio.to_thread(self._packages.is_done, POLL_S):
                 phase.note = "installing Spark, 460 MB; the drill goes on meanwhile"
@@ -209,13 +208,6 @@ class Drill:
             while not await _is_done(ready):
                 phase.note = self._spark.announcement or "starting Spark"
             ready.result()
-            if not sent.is_set():
-                phase.note = "Spark is running and warms up"
-                warm_up = self._spark.submit(
-                    lambda session: _warm_up_reports(session, self._world.ledger, sent.is_set)
-                )
-                while not await _is_done(warm_up):
-                    pass
             phase.note = "Spark is ready"
 
     async def _start(self) -> None:
@@ -359,12 +351,12 @@ class Drill:
 
     async def _count(self) -> DrillResult:
         ended_ms = _now_ms()
-        with self._screen.phase("count", "Spark reads the ledger") as phase:
+        with self._screen.phase("count", READING) as phase:
             peeked_ms = _now_ms()
             with closing(BacklogScan(self._world.secondary.connection_string)) as scan:
                 await scan.peek()
                 seen = list(scan.sightings())
-            work = self._spark.submit(
+            report = await self._spark.do(
                 lambda session: import_module(REPORT).outage_report(
                     session,
                     self._world.ledger,
@@ -372,11 +364,12 @@ class Drill:
                     seen,
                     peeked_ms=peeked_ms,
                     ids_max=LOST_IDS_MAX,
-                )
+                ),
+                READING,
+                partial(setattr, phase, "note"),
             )
-            report = await asyncio.wrap_future(work)
             records = report.conservation.scope.records
-            phase.note = f"Spark read {records:,} records of the ledger"
+            phase.note = f"the ledger has {records:,} records"
         return DrillResult(
             plan=self._plan,
             moments=Moments(
@@ -401,33 +394,6 @@ class Drill:
 def _start_worker(session: SparkSession) -> None:
     """Start a Python worker and load the syphon in it: the first one takes Spark seconds."""
     session.range(1).mapInArrow(_unchanged, "id long").collect()
-
-
-class _WarmUpEnded(Exception):
-    """Nothing waits any longer for the messages, only for Spark."""
-
-
-def _warm_up_reports(session: SparkSession, ledger: Path, has_ended: Callable[[], bool]) -> None:
-    """Make the reports of the ledger so far and discard them, until `has_ended`.
-
-    The first time costs Spark several times the second (it loads and compiles). While messages are
-    sent no phase waits for it; after that the drain would, so the step that runs is the last one.
-    """
-
-    def before_each() -> None:
-        if has_ended():
-            raise _WarmUpEnded
-
-    with suppress(_WarmUpEnded):
-        import_module(REPORT).outage_report(
-            session,
-            ledger,
-            prices.standard(),
-            (),
-            peeked_ms=0,
-            ids_max=1,
-            before_each=before_each,
-        )
 
 
 def _unchanged(batches: Iterator[Any]) -> Iterator[Any]:

@@ -1,4 +1,4 @@
-"""Makes the reports of a ledger with Spark, and prints them as text, JSON, CSV or a page.
+"""Makes the reports of a ledger, by Spark if it is large; prints them as text, JSON, CSV or a page.
 
 For conservation it peeks into every backlog queue of the secondary, which changes nothing.
 """
@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, ExitStack, aclosing, closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from twinbus import __version__
 from twinbus.client.administration import list_backlog_queues
@@ -33,6 +33,7 @@ from twinbus.cost.prices import PriceBook
 from twinbus.errors import TwinbusError
 from twinbus.namespace.access import endpoint_of
 from twinbus.namespace.namespace import Namespace
+from twinbus.pipeline.functions import NeedsSpark
 from twinbus.pipeline.reports.documents import (
     LedgerReport,
     ReconciliationReport,
@@ -40,7 +41,6 @@ from twinbus.pipeline.reports.documents import (
     ReportVerdict,
     Sighting,
 )
-from twinbus.pipeline.spark.java import find_java
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 
 SETTLE_S: Final = 1.0
 """Writers flush five times a second: after this pause what preceded the peek is on disk."""
+
+READING: Final = "reading the ledger"
 
 _STATUS: Final = {
     ReportVerdict.BAD: COULD_NOT,
@@ -74,7 +76,6 @@ def run(given: ReportOptions, kinds: Sequence[str], facts: NeededFacts) -> int:
     _require_writable(given, is_one=len(kinds) == 1)
     require_spark()
     _require_ledger(given)
-    find_java()
     with ExitStack() as stack:
         scan = None
         if facts.secondary is not None:
@@ -91,21 +92,20 @@ async def _make_and_show(
     scan: BacklogScan | None,
 ) -> int:
     with LiveLine() as line:
-        line.say("starting Spark")
-        with SparkThread(master=given.master, settings=settings_for(given.ledger)) as spark:
-            await asyncio.wrap_future(spark.submit(lambda session: None))
+        settings = settings_for(given.ledger)
+        with SparkThread(master=given.master, settings=settings, at_once=False) as spark:
             if scan is not None:
-                line.say("reading the ledger")
-                awaited = spark.submit(lambda session: _awaited(session, given))
-                scan.awaited = await asyncio.wrap_future(awaited)
+                scan.awaited = await spark.do(
+                    lambda session: _awaited(session, given), READING, line.say
+                )
                 line.say("peeking into the backlog queues")
                 await scan.peek()
                 await asyncio.sleep(SETTLE_S)
-            line.say("reading the ledger")
-            made = spark.submit(
-                lambda session: _make(session, given, request, kinds, facts, scan, line)
+            reports = await spark.do(
+                lambda session: _make(session, given, request, kinds, facts, scan, line),
+                READING,
+                line.say,
             )
-            reports = await asyncio.wrap_future(made)
     _show(given, reports)
     return _status(reports)
 
@@ -122,15 +122,19 @@ def _status(reports: Sequence[LedgerReport]) -> int:
     return next(status for verdict, status in _STATUS.items() if verdict in verdicts)
 
 
-def _awaited(spark: SparkSession, given: ReportOptions) -> DataFrame:
+def _awaited(spark: SparkSession | None, given: ReportOptions) -> DataFrame:
     from twinbus.pipeline.reports.conservation import awaited_messages
 
     with _tables(spark, given) as tables:
         return awaited_messages(tables)
 
 
-def _tables(spark: SparkSession, given: ReportOptions) -> AbstractContextManager[LedgerTables]:
+def _tables(
+    spark: SparkSession | None, given: ReportOptions
+) -> AbstractContextManager[LedgerTables]:
     """The tables of the ledger: kept ones, or computed from all records."""
+    if spark is None and any("://" in place for place in (given.ledger, given.tables or "")):
+        raise NeedsSpark
     from twinbus.pipeline.reports.ledger_tables import batch_tables
     from twinbus.pipeline.store.current import current_tables
 
@@ -140,7 +144,7 @@ def _tables(spark: SparkSession, given: ReportOptions) -> AbstractContextManager
 
 
 def _make(
-    spark: SparkSession,
+    spark: SparkSession | None,
     given: ReportOptions,
     request: ReportRequest,
     kinds: Sequence[str],
@@ -316,17 +320,25 @@ class BacklogScan:
             for line in file:
                 yield Sighting(**json.loads(line))
 
-    def snapshot(self, spark: SparkSession) -> BacklogSnapshot:
+    def snapshot(self, spark: SparkSession | None) -> BacklogSnapshot:
+        from twinbus.pipeline.here.rows import Rows
         from twinbus.pipeline.reports.conservation import BacklogSnapshot
+        from twinbus.pipeline.spark.few_rows import few_rows
         from twinbus.pipeline.spark.session import reads_local_files
-        from twinbus.pipeline.tables.schemas import SIGHTINGS
+        from twinbus.pipeline.tables.schemas import MESSAGES, SIGHTINGS
 
-        if reads_local_files(spark):
+        if spark is None:
+            found = few_rows(None, SIGHTINGS, [one._asdict() for one in self.sightings()]).frame
+        elif reads_local_files(spark):
             found = spark.read.json(f"file:{self._file}", schema=SIGHTINGS)
         else:
             # Executors on other machines do not see the file.
             found = spark.createDataFrame(list(self.sightings()), SIGHTINGS)
-        return BacklogSnapshot(found, self._began_ms, self._labels, self.awaited)
+        awaited: Any = self.awaited
+        if spark is not None and isinstance(awaited, Rows):
+            # The ledger has grown since.
+            awaited = few_rows(spark, MESSAGES, [row.asDict() for row in awaited.collect()]).frame
+        return BacklogSnapshot(found, self._began_ms, self._labels, awaited)
 
     def close(self) -> None:
         self._directory.cleanup()

@@ -6,8 +6,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from pyspark.sql import functions as F
-
+from twinbus.pipeline import functions as F
 from twinbus.pipeline.reports.documents import (
     AvailabilityReport,
     BacklogPoint,
@@ -57,6 +56,8 @@ FINE_S: Final = (1, 5, 15)
 
 FINE_RECORDS_MAX: Final = 1_000_000
 """Records of a ledger that are read again to draw a short scope by the second."""
+
+_COUNTED: Final = ("failovers", "failed_over_ms", "saved", "raised")
 
 ROWS_MAX: Final = 10_000
 """Maximum entities and failovers in a report."""
@@ -210,7 +211,7 @@ def _entities(
     tables: LedgerTables, request: ReportRequest, scope: ReportScope, windows: DataFrame
 ) -> DataFrame:
     """Return each entity with its failovers, also those that never failed over."""
-    traffic = _in_scope(tables, request, "traffic", "entity").where("entity <> ''")
+    traffic = _in_scope(tables, request, "traffic", "entity").where(F.col("entity") != "")
     keys = [LABEL, "entity"]
     counted = traffic.groupBy(*keys).agg(F.sum(F.col("diverted") + F.col("to_twin")).alias("saved"))
     # A consumer need not say which pair it is of.
@@ -227,8 +228,7 @@ def _entities(
     return (
         saved.join(raised, keys, "full")
         .join(down, keys, "full")
-        .fillna(0)
-        .fillna(False)
+        .fillna({"open": False, **dict.fromkeys(_COUNTED, 0)})
         .orderBy(F.col("open").desc(), F.col("failed_over_ms").desc(), "entity", LABEL)
         .select("entity", "failovers", "failed_over_ms", "open", "saved", "raised", LABEL)
         .limit(ROWS_MAX)
@@ -260,7 +260,7 @@ def _sends(series: _Points, request: ReportRequest) -> DataFrame:
         of_entity(by_time(series.traffic, request, series.step_s), request, "entity")
         .groupBy(at_s.alias("at_s"))
         .agg(*(F.sum(name).alias(name) for name in counts))
-        .where(" + ".join(counts) + " > 0")
+        .where(sum((F.col(name) for name in counts), F.lit(0)) > 0)
     )
 
 

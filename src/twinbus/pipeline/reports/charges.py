@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql import functions as F
-
 from twinbus.cost.arithmetic import SETTLEMENTS, CountingRule, idle_syphon_operations
 from twinbus.cost.bill import MonthUse, ServiceTier
 from twinbus.cost.bill import bill as month_bill
+from twinbus.pipeline import functions as F
 from twinbus.pipeline.reports import documents
 from twinbus.pipeline.reports.ledger_tables import (
     by_day,
@@ -184,14 +183,14 @@ def _prices(months: Sequence[MonthUse], prices: PriceBook) -> Iterator[documents
 
 def _polled(tables: LedgerTables, request: documents.ReportRequest) -> DataFrame:
     """Return one row: when the first and the last empty poll ended, in seconds."""
-    polled = tables.table("traffic").where("polls > 0")
+    polled = tables.table("traffic").where(F.col("polls") > 0)
     days = polled.withColumn("day", day_of(F.col("at_s") * 1000))
     return by_day(days, request).agg(F.min("at_s").alias("first_s"), F.max("at_s").alias("last_s"))
 
 
 def _polls(table: DataFrame) -> DataFrame:
     """Return one row: the polls, and of how many queues."""
-    return table.where("stage = 'poll'").agg(
+    return table.where(F.col("stage") == "poll").agg(
         F.sum("operations").alias("polls"), F.count_distinct("entity").alias("queues")
     )
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
-from pyspark.sql import functions as F
-
+from twinbus.pipeline import functions as F
 from twinbus.pipeline.core import rules
 from twinbus.pipeline.core.rules import UNSEEN
 from twinbus.pipeline.reports.documents import AgedBacklog, DuplicateMessage, NamedMessage
@@ -73,7 +72,7 @@ class BacklogSnapshot:
 def awaited_messages(tables: LedgerTables) -> DataFrame:
     """Return messages that a later peek finds in the backlog, unless they are moved or lost."""
     found = tables.notable().where(F.col("accepted") & F.col("fate").isin(*UNSEEN))
-    # It outlives the tables.
+    # They outlive the tables.
     return without_history(found.select(*journeys.MESSAGE))
 
 
@@ -211,7 +210,8 @@ def _named(notable: DataFrame, ids_max: int) -> DataFrame:
 
 def _duplicate_windows(notable: DataFrame) -> DataFrame:
     repeated = notable.where(conservation.is_duplicate())
-    return repeated.groupBy(conservation.window_of().alias("window")).count()
+    window = conservation.window_of().alias("window")
+    return repeated.groupBy(window).agg(F.count("*").alias("count"))
 
 
 def _duplicates(notable: DataFrame, ids_max: int) -> DataFrame:

@@ -33,8 +33,13 @@ class FewRecords:
     """The records of a small ledger."""
 
     def __init__(
-        self, session: SparkSession, place: PlaceFiles, inspected: InspectedLedger, bucket_s: int
+        self,
+        session: SparkSession | None,
+        place: PlaceFiles,
+        inspected: InspectedLedger,
+        bucket_s: int,
     ) -> None:
+        """`session` is None where this process makes the tables."""
         self._session = session
         self._lines = FewLines(place, sorted(inspected.files.keys() - inspected.refused.keys()))
         self.rejected = self._lines.rejected

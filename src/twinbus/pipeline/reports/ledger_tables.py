@@ -14,10 +14,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql import functions as F
-
 from twinbus.errors import TwinbusError
+from twinbus.pipeline import functions as F
 from twinbus.pipeline.core.lines import REASONS
+from twinbus.pipeline.functions import NeedsSpark
 from twinbus.pipeline.reports.documents import ReportRequest, ReportScope
 from twinbus.pipeline.reports.ledger_records import FewRecords, ManyRecords
 from twinbus.pipeline.reports.scope import Lines
@@ -34,6 +34,7 @@ from twinbus.pipeline.spark.session import (
     session_for_many,
 )
 from twinbus.pipeline.store.current import CurrentTables
+from twinbus.pipeline.store.few_lines import require_small
 from twinbus.pipeline.store.inspection import LedgerFolder
 from twinbus.pipeline.store.place_files import PlaceFiles
 from twinbus.pipeline.store.store import TableStore
@@ -68,22 +69,28 @@ class BatchTables:
     records_from: date | None = None
 
     def __init__(
-        self, spark: SparkSession, ledger: Path | str, *, bucket_s: int = BUCKET_S
+        self, spark: SparkSession | None, ledger: Path | str, *, bucket_s: int = BUCKET_S
     ) -> None:
+        """Without Spark this process makes them; NeedsSpark if the ledger is not small."""
         self.ledger = str(ledger)
         self.bucket_s = bucket_s
         bronze.location_of(ledger)
+        if spark is None:
+            # Before they are read for their facts: Spark's turn would read them again.
+            require_small(PlaceFiles(self.ledger).ledger_files(), SMALL_BYTES)
         is_only_copy = TableStore(None, tables_place(ledger)).is_only_copy
         self.inspected = LedgerFolder(ledger).inspect({}, removed_unnoted=is_only_copy)
         size_bytes = sum(file.facts.size_bytes for file in self.inspected.files.values())
         self.is_small = size_bytes <= SMALL_BYTES
-        many = size_bytes // LINE_BYTES
-        session = session_for_few(spark) if self.is_small else session_for_many(spark, many)
-        self._read = (
-            FewRecords(session, PlaceFiles(self.ledger), self.inspected, bucket_s)
-            if self.is_small
-            else ManyRecords(session, self.ledger, self.inspected, bucket_s)
-        )
+        self._read: FewRecords | ManyRecords
+        if self.is_small:
+            few = None if spark is None else session_for_few(spark)
+            self._read = FewRecords(few, PlaceFiles(self.ledger), self.inspected, bucket_s)
+        elif spark is None:
+            raise NeedsSpark
+        else:
+            many = session_for_many(spark, size_bytes // LINE_BYTES)
+            self._read = ManyRecords(many, self.ledger, self.inspected, bucket_s)
         self._sources = self._read.sources
         self._tables = {table.name: table for table in (*gold_tables(bucket_s), NOTABLE)}
         self._kept_tables: dict[str, DataFrame] = {}
@@ -164,13 +171,14 @@ LedgerTables = CurrentTables | BatchTables
 
 @contextmanager
 def batch_tables(
-    spark: SparkSession, ledger: Path | str, *, shared: bool = False
+    spark: SparkSession | None, ledger: Path | str, *, shared: bool = False
 ) -> Iterator[BatchTables]:
     """The tables computed from all records, for a `with` block.
 
     `shared`: a local path is a directory that all machines of the cluster mount.
     """
-    require_shared(master_of(spark), (ledger,), shared=shared)
+    if spark is not None:
+        require_shared(master_of(spark), (ledger,), shared=shared)
     tables = BatchTables(spark, ledger)
     try:
         yield tables
@@ -224,7 +232,7 @@ def require_entity(tables: LedgerTables, request: ReportRequest) -> None:
     tables.bring("charges", "states")
     called = tables.table("charges").select(destination_of(F.col("entity")).alias("entity"))
     changed = tables.table("states").select("entity")
-    names = called.union(changed).where("entity <> ''").distinct()
+    names = called.union(changed).where(F.col("entity") != "").distinct()
     known = sorted(row["entity"] for row in names.limit(NAMES_MAX).collect())
     wanted = request.entity.lower()
     if wanted in known or (

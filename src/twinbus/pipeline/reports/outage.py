@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql import functions as F
-
 from twinbus.cost.arithmetic import CountingRule
+from twinbus.pipeline import functions as F
 from twinbus.pipeline.reports import documents
 from twinbus.pipeline.reports.availability import failovers_over_time
 from twinbus.pipeline.reports.charges import charges_summary
@@ -58,29 +56,21 @@ class OutageReport:
 
 
 def outage_report(
-    spark: SparkSession,
+    spark: SparkSession | None,
     ledger: Path | str,
     prices: PriceBook,
     sightings: Iterable[documents.Sighting],
     *,
     peeked_ms: int,
     ids_max: int,
-    before_each: Callable[[], None] = lambda: None,
 ) -> OutageReport:
     """Make the reports. `sightings` are all messages that peeks found in the backlog queues.
 
-    `ids_max` limits the ids of each kind that the reports name. `before_each` step of the work is
-    called; what it raises ends the work.
+    `ids_max` limits the ids of each kind that the reports name. `spark` as in `BatchTables`.
     """
-    before_each()
-    with (
-        closing(BatchTables(spark, ledger, bucket_s=BUCKET_S)) as tables,
-        ThreadPoolExecutor() as pool,
-    ):
-        before_each()
+    with closing(BatchTables(spark, ledger, bucket_s=BUCKET_S)) as tables:
         # One job for all of them.
         tables.bring(*_TABLES, beside={_DRAIN: _drain_times(tables)})
-        before_each()
         seen = few_rows(spark, SIGHTINGS, [one._asdict() for one in sightings]).frame
         # Senders and syphon of a drill have ended before the peek.
         messages = tables.messages().select(*MESSAGE)
@@ -89,16 +79,12 @@ def outage_report(
             tables, WHOLE_LEDGER, snapshot, ids_max=ids_max, in_brief=True
         )
         scope = conservation.scope
-        before_each()
-        # Most of the time of a small query is planning, which several threads can do at once.
-        charges = pool.submit(charges_summary, tables, WHOLE_LEDGER, prices, CountingRule(), scope)
-        availability = pool.submit(failovers_over_time, tables, WHOLE_LEDGER, scope)
         [drain] = tables.rows(_DRAIN) or ()
         all_came = all((row.received or 0) == row.accepted for row in conservation.entities)
         return OutageReport(
             conservation=conservation,
-            charges=charges.result(),
-            availability=availability.result(),
+            charges=charges_summary(tables, WHOLE_LEDGER, prices, CountingRule(), scope),
+            availability=failovers_over_time(tables, WHOLE_LEDGER, scope),
             **drain,
             not_received_ids=() if all_came else _not_received(tables, ids_max),
         )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql import functions as F
-
+from twinbus.pipeline import functions as F
 from twinbus.pipeline.reports.documents import Agreement, Difference, ReconciliationReport
 from twinbus.pipeline.reports.ledger_tables import (
     by_day,

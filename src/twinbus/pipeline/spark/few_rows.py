@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.sql import functions as F
 
+from twinbus.pipeline.functions import is_here
+from twinbus.pipeline.here.rows import frame_of
 from twinbus.pipeline.spark import classic
 
 if TYPE_CHECKING:
@@ -39,6 +41,8 @@ class FewRows:
 
 def collected(frames: Mapping[str, DataFrame]) -> dict[str, list[Row]]:
     """Return the rows of several frames, by one job. Frames that are ordered have a limit."""
+    if is_here():
+        return {name: frame.collect() for name, frame in frames.items()}
     named = [
         frame.select(F.lit(name).alias(_NAME), F.struct(*frame.columns).alias(name))
         for name, frame in frames.items()
@@ -52,6 +56,8 @@ def collected(frames: Mapping[str, DataFrame]) -> dict[str, list[Row]]:
 
 def brought(frames: Mapping[str, DataFrame]) -> dict[str, FewRows]:
     """Return those frames that have at most `ROWS_MAX` rows, by one job."""
+    if is_here():
+        return {name: FewRows([*map(_plain, one.collect())], one) for name, one in frames.items()}
     if not frames:
         return {}
     limited = {name: frame.limit(ROWS_MAX + 1) for name, frame in frames.items()}
@@ -66,8 +72,10 @@ def are_few(rows: int) -> bool:
     return rows <= ROWS_MAX
 
 
-def few_rows(spark: SparkSession, schema: StructType, rows: Sequence[PlainRow]) -> FewRows:
-    """Return rows of this process as a table of a session."""
+def few_rows(spark: SparkSession | None, schema: StructType, rows: Sequence[PlainRow]) -> FewRows:
+    """Return rows of this process as a table of a session; None: as one of this process."""
+    if spark is None:
+        return FewRows(rows, frame_of(schema.fieldNames(), rows))
     columns = {name: [row[name] for row in rows] for name in schema.fieldNames()}
     # Rows as a plan, which Spark simplifies while it plans; a list of rows would be an RDD.
     with classic.active_session_kept(spark):

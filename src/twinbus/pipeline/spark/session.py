@@ -304,6 +304,11 @@ def shown_master(master: str) -> str:
     return (scheme + mark + address.rpartition("@")[2]).removesuffix("/")
 
 
+def is_named(master: str | None) -> bool:
+    """Return whether the user chose a Spark: a master, `spark-submit`, or a session that runs."""
+    return master is not None or _UNDER_SPARK_SUBMIT in os.environ or _active() is not None
+
+
 def reads_local_files(spark: SparkSession) -> bool:
     """Return whether tasks surely see the files of this machine."""
     return classic.is_classic(spark) and _is_local(master_of(spark))

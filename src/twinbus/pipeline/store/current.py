@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 from urllib.parse import unquote
 
-from pyspark.sql import functions as F
-
 from twinbus.ledger.record import OPEN_SUFFIX, LedgerError
+from twinbus.pipeline import functions as F
 from twinbus.pipeline.core.lines import REASONS
+from twinbus.pipeline.functions import NeedsSpark
 from twinbus.pipeline.spark.few_rows import FewRows, PlainRow, are_few, brought, few_rows
 from twinbus.pipeline.spark.kept_rows import persisted, pinned_lines, release
 from twinbus.pipeline.store import expectations
+from twinbus.pipeline.store.few_lines import FewLines, may_share, require_small
 from twinbus.pipeline.store.increment import (
     ONE_TASK_MAX,
     Increment,
@@ -48,6 +49,7 @@ from twinbus.pipeline.tables.gold import (
     with_fates,
 )
 from twinbus.pipeline.tables.journeys import partial_journeys
+from twinbus.pipeline.tables.schemas import JOURNEYS as JOURNEY_COLUMNS
 from twinbus.pipeline.tables.schemas import LEDGER, day_of
 
 if TYPE_CHECKING:
@@ -63,7 +65,7 @@ _TABLES: Final = {table.name: table for table in kept_tables()}
 
 @contextmanager
 def current_tables(
-    spark: SparkSession,
+    spark: SparkSession | None,
     ledger: Path | str,
     tables: Path | str | None = None,
     *,
@@ -71,12 +73,15 @@ def current_tables(
 ) -> Iterator[CurrentTables]:
     """Yield the tables of a ledger, up to its last whole line.
 
+    Without Spark this process makes them; NeedsSpark if they, or what is new, are not small.
     `shared`: local paths are directories that all machines of the cluster mount.
     """
     store = open_store(spark, ledger, tables, shared=shared)
     folder = LedgerFolder(ledger)
     for tries_left in reversed(range(TRIES)):
         before = _open_files(ledger)
+        if spark is None:
+            require_small(before, FEW_BYTES)
         snapshot = update(spark, ledger, tables, shared=shared)
         inspected = folder.inspect(taken_files(store))
         found = {
@@ -162,7 +167,9 @@ class CurrentTables:
             stored = {name: [*stored[name], *few.rows] for name, few in added.items()}
         for name, rows in stored.items():
             table = _TABLES[name]
-            self._few[name] = few_rows(self._store.session, table.schema, summed(table, rows))
+            self._few[name] = few_rows(
+                self._store.session_if_any, table.schema, summed(table, rows)
+            )
 
     def rows(self, name: str) -> Sequence[PlainRow] | None:
         """Return the rows of a gold table that was brought here; None: it was not."""
@@ -218,6 +225,37 @@ class _Tail:
         files: Mapping[str, int],
         inspected: InspectedLedger,
     ) -> None:
+        if store.session_if_any is None:
+            shared, rows = self._read_here(ledger, files)
+        else:
+            shared, rows = self._read_by_spark(store, ledger, files, inspected)
+        self.step = Increment(
+            store, snapshot, self.taken, self.fresh, messages=rows, fan_out=shared > 0
+        )
+
+    def _read_here(self, ledger: Path | str, files: Mapping[str, int]) -> tuple[int, int]:
+        """Read the files; return how many rows of journeys may share messages, and how many are."""
+        require_small(files, FEW_BYTES)
+        try:
+            lines = FewLines(PlaceFiles(str(ledger)), files)
+        except LedgerError:
+            # One was removed meanwhile: Spark leaves it out.
+            raise NeedsSpark from None
+        self._lines = self.taken = lines.frame(None)
+        self.unread = set[str]()
+        self.records = len(lines.records)
+        self.rejected = dict(lines.rejected)
+        rows = [*lines.journeys.rows()]
+        self.fresh = with_key_hash(few_rows(None, JOURNEY_COLUMNS, rows).frame)
+        return sum(map(may_share, rows)), len(rows)
+
+    def _read_by_spark(
+        self,
+        store: TableStore,
+        ledger: Path | str,
+        files: Mapping[str, int],
+        inspected: InspectedLedger,
+    ) -> tuple[int, int]:
         few = sum(files.values()) <= FEW_BYTES
         session = store.for_few().session if few else store.session
         # A file that ends now gets another name: the caller lists them again.
@@ -237,7 +275,7 @@ class _Tail:
             map(unquote, counts[_FILE])
         )
         """Files with lines that Spark did not read."""
-        self.records: int = counts["records"]
+        self.records = counts["records"]
         # An incomplete line is still being written: that is normal.
         self.rejected = {why: counts[why] for why in REASONS if counts[why] and why != "torn"}
         self.taken = records = bronze.records_of(self._lines).drop(_FILE)
@@ -246,14 +284,7 @@ class _Tail:
         seen = self.fresh.agg(
             F.count("*").alias("rows"), shared_message_rows().alias("shared")
         ).collect()[0]
-        self.step = Increment(
-            store,
-            snapshot,
-            records,
-            self.fresh,
-            messages=seen["rows"],
-            fan_out=seen["shared"] > 0,
-        )
+        return seen["shared"], seen["rows"]
 
     def close(self) -> None:
         self.step.close()

@@ -14,12 +14,13 @@ from twinbus.ledger.facts import LINE_MAX
 from twinbus.ledger.record import OPEN_SUFFIX, WRITER, LedgerError
 from twinbus.pipeline.core.few_records import Journeys, tallied
 from twinbus.pipeline.core.lines import reason_of, record_in
+from twinbus.pipeline.functions import NeedsSpark
 from twinbus.pipeline.spark.few_rows import few_rows
 from twinbus.pipeline.tables.gold import Sources
 from twinbus.pipeline.tables.schemas import FATES, LEDGER, TALLIES
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from twinbus.pipeline.store.place_files import PlaceFiles
 
@@ -39,14 +40,18 @@ class FewLines:
         self.records = [record for found in self.of_file.values() for record in found]
         self.journeys = Journeys(self.records)
 
-    def sources(self, session: SparkSession, bucket_s: int) -> Sources:
+    def sources(self, session: SparkSession | None, bucket_s: int) -> Sources:
         fates = few_rows(session, FATES, [*self.journeys.judged()]).frame
         return Sources(
-            few_rows(session, LEDGER, [_whole(one) for one in self.records]).frame,
+            self.frame(session),
             few_rows(session, TALLIES, tallied(self.records, bucket_s=bucket_s)).frame,
             fates,
             fates,
         )
+
+    def frame(self, session: SparkSession | None) -> DataFrame:
+        """Return the records, as `LEDGER`."""
+        return few_rows(session, LEDGER, [_whole(one) for one in self.records]).frame
 
     def _records(self, place: PlaceFiles, name: str) -> Iterator[Record]:
         for line in _content(place, name).split(b"\n"):
@@ -59,6 +64,17 @@ class FewLines:
                     self.rejected[why] += 1
             elif record["operation"] != WRITER:
                 yield _encodable(record) if _SURROGATE in line else record
+
+
+def require_small(files: Mapping[str, int], most: int) -> None:
+    """Raise NeedsSpark if files, with their sizes, are more than this process reads."""
+    if sum(files.values()) > most:
+        raise NeedsSpark
+
+
+def may_share(row: Record) -> bool:
+    """Return whether a row of journeys may share its message with others."""
+    return bool(row["receiver"]) or not row["labelled"]
 
 
 def _content(place: PlaceFiles, name: str) -> bytes:

@@ -32,6 +32,8 @@ from pyspark.sql import Observation
 from pyspark.sql import functions as F
 
 from twinbus.ledger.record import LedgerError
+from twinbus.pipeline.functions import NeedsSpark
+from twinbus.pipeline.here.rows import frame_of_columns
 from twinbus.pipeline.spark import classic
 from twinbus.pipeline.spark.session import session_for_few, session_for_many
 from twinbus.pipeline.store import RAW_REMOVED, REBUILD
@@ -41,6 +43,9 @@ from twinbus.pipeline.tables.gold import BRONZE, JOURNEYS, TABLE_COMMENTS, store
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
+
+ROWS_HERE_MAX: Final = 100_000
+"""Rows of a table that this process reads without Spark: about a second, and 100 MB."""
 
 ONLY_COPY: Final = "the only copy of records whose files were removed"
 """Why such tables cannot be rebuilt, in error texts."""
@@ -54,7 +59,7 @@ class TableStore:
     """The tables at one place, for one Spark session."""
 
     def __init__(self, spark: SparkSession | None, place: Path | str) -> None:
-        """`spark` may be None if the caller reads and writes no rows."""
+        """Without Spark the store reads and writes few rows, in this process."""
         self._given = spark
         self._session = None if spark is None else session_for_many(spark, 0)
         self.files = PlaceFiles(str(place))
@@ -65,24 +70,27 @@ class TableStore:
 
     @property
     def session(self) -> SparkSession:
-        assert self._session is not None, "the store was opened without Spark"
+        """The session; NeedsSpark if the store was opened without one."""
+        if self._session is None:
+            raise NeedsSpark
+        return self._session
+
+    @property
+    def session_if_any(self) -> SparkSession | None:
+        """The session; None: this process reads and makes rows."""
         return self._session
 
     def for_few(self) -> TableStore:
         """Return the same tables with a session for few rows, which compiles no code for them."""
-        return self._by(session_for_few(self._of_caller()))
+        return self if self._given is None else self._by(session_for_few(self._given))
 
     def for_many(self, rows: int) -> TableStore:
         """Return the same tables with a session for this number of rows; it may be this one."""
-        return self._by(session_for_many(self._of_caller(), rows))
+        return self if self._given is None else self._by(session_for_many(self._given, rows))
 
     def by_given(self) -> TableStore:
         """Return the same tables with the caller's own session, for frames that the caller gets."""
-        return self._by(self._of_caller())
-
-    def _of_caller(self) -> SparkSession:
-        assert self._given is not None, "the store was opened without Spark"
-        return self._given
+        return self if self._given is None else self._by(self._given)
 
     def _by(self, session: SparkSession) -> TableStore:
         if session is self._session:
@@ -152,7 +160,13 @@ class TableStore:
         return (replace(file, bounds=bounds),)
 
     def read(self, table: str, snapshot: Snapshot) -> DataFrame:
-        return self.read_files(table, [one.path for one in self.lake.files(table, snapshot)])
+        files = self.lake.files(table, snapshot)
+        if self._session is not None:
+            return self.read_files(table, [one.path for one in files])
+        if sum(file.rows for file in files) > ROWS_HERE_MAX:
+            raise NeedsSpark
+        names = self._schemas[table].fieldNames()
+        return frame_of_columns(self.lake.columns(table, files, names))
 
     def read_files(self, table: str, paths: Sequence[str]) -> DataFrame:
         schema = self._schemas[table]

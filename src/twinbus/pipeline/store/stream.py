@@ -23,14 +23,15 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F
 
-from twinbus.ledger.facts import TABLES
+from twinbus.ledger.facts import TABLES, stem_of
 from twinbus.ledger.files import ID_NAME
 from twinbus.ledger.record import LedgerError
 from twinbus.pipeline.core.lines import REASONS
 from twinbus.pipeline.spark.session import master_of, require_shared
 from twinbus.pipeline.store import expectations, increment
 from twinbus.pipeline.store.compaction import compact, pays, require_raw
-from twinbus.pipeline.store.first_batch import first_batch
+from twinbus.pipeline.store.few_batch import few_batch
+from twinbus.pipeline.store.few_lines import require_small
 from twinbus.pipeline.store.inspection import LedgerFolder
 from twinbus.pipeline.store.lake import CommitConflict, DataFile, Snapshot, TableChange
 from twinbus.pipeline.store.place_files import PlaceFiles, address
@@ -59,9 +60,6 @@ FEW_BYTES: Final = 12_500_000
 TASK_BYTES: Final = 16 << 20
 """Ledger files that one task writes as one file; Spark alone would start a task for a few files."""
 
-SUM_PARTS_MAX: Final = 16
-"""Batches of a gold table that readers sum up; the next batch then merges them."""
-
 WRITES_AT_ONCE: Final = 4
 """Gold tables written at a time: each is a small job that mostly waits for its plan."""
 
@@ -86,7 +84,7 @@ def open_store(
 ) -> TableStore:
     """Return the store of a ledger's tables; LedgerError without a ledger or usable tables.
 
-    Without Spark it has snapshots and files only. `shared`, here and below: local paths are
+    Without Spark it reads and writes few rows. `shared`, here and below: local paths are
     directories that all machines of the cluster mount.
     """
     if spark is not None:
@@ -104,7 +102,7 @@ def open_store(
 
 
 def update(
-    spark: SparkSession,
+    spark: SparkSession | None,
     ledger: Path | str,
     tables: Path | str | None = None,
     *,
@@ -116,7 +114,8 @@ def update(
     """Take every file that ended since the last update; return the new state of the tables.
 
     `files_max` limits a batch; without it one batch takes all files, which is the least work.
-    `announce` gets each batch, `say` a line if another process was faster.
+    `announce` gets each batch, `say` a line if another process was faster. Without Spark this
+    process takes a batch of few records; NeedsSpark if there is more to do.
     """
     store = open_store(spark, ledger, tables, shared=shared)
     for _ in range(TRIES):
@@ -158,7 +157,13 @@ def _take_all(
     while True:
         # The snapshot first: a later set of another process makes this commit fail.
         snapshot, new = store.latest(), dict[str, KnownFile]()
-        if folder.has_new(store.lake.taken()):
+        there = store.lake.taken()
+        if store.session_if_any is None:
+            # Before they are read for their facts: Spark's turn would read them again.
+            stems, files = set(map(stem_of, there)), PlaceFiles(ledger).ledger_files()
+            new_files = {name: files[name] for name in files if stem_of(name) not in stems}
+            require_small(new_files, FEW_BYTES)
+        if folder.has_new(there):
             taken = taken_files(store)
             new = dict(list(folder.inspect(taken).new(taken).items())[:files_max])
         if not new:
@@ -186,11 +191,11 @@ class _Batch:
         self._changes: dict[str, TableChange] = {}
 
     def take(self, ledger: str) -> Snapshot:
-        first = first_batch(self._store, self._before, ledger, self._files, FEW_BYTES)
-        if first is None:
+        few = few_batch(self._store, self._before, ledger, self._files, FEW_BYTES)
+        if few is None:
             counts = self._write_records(self._lines(ledger))
         else:
-            counts = {**dict.fromkeys(REASONS, 0), "records": first.records}
+            counts = {**dict.fromkeys(REASONS, 0), "records": few.records}
         set_aside = bronze.rejected(counts)
         rejected = Counter(self._before.rejected)
         rejected.update(set_aside)
@@ -205,9 +210,10 @@ class _Batch:
             gold=signature_of(self._tables),
             ledger=_identity_of(self._store, ledger),
         )
-        if first is not None:
-            self._changes |= first.changes(self._told, self._part)
-            after = replace(after, fan_out=after.fan_out or first.fan_out, sum_parts=1)
+        if few is not None:
+            self._changes |= few.changes(self._told, self._part)
+            parts = self._before.sum_parts + 1
+            after = replace(after, fan_out=after.fan_out or few.fan_out, sum_parts=parts)
         elif counts["records"]:
             after = self._take_records(after, counts["records"])
         self._changes[EXPECTATIONS] = expectations.noted(
@@ -278,7 +284,7 @@ class _Batch:
 
     def _write_sums(self, step: increment.Increment, *, one_task: bool) -> int:
         """Write the change of each gold table; return how many batches it then holds separately."""
-        whole = self._before.sum_parts >= SUM_PARTS_MAX
+        whole = self._before.sum_parts >= increment.SUM_PARTS_MAX
 
         def write(table: GoldTable) -> TableChange:
             rows, replaced = step.change_of(table), tuple[DataFile, ...]()

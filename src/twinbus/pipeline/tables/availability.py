@@ -18,9 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql import Window
-from pyspark.sql import functions as F
-
+from twinbus.pipeline import functions as F
 from twinbus.pipeline.core.rules import DELETED
 from twinbus.pipeline.tables import schemas
 from twinbus.pipeline.tables.records import (
@@ -182,11 +180,11 @@ def backlog_over_time(stays: DataFrame, *, bucket_s: int) -> DataFrame:
     steps = steps.unionAll(left.select("left_s", -F.col("messages")))
     # The second, empty step is the bucket before: a point without a change.
     steps = steps.unionAll(steps.select(F.col("at_s") - bucket_s, F.lit(0)))
-    so_far = Window.orderBy("at_s")
+    so_far = F.Window.partitionBy().orderBy("at_s")
     depth = (
         steps.groupBy("at_s")
         .agg(F.sum("step").alias("step"))
-        .withColumn("depth", F.sum("step").over(so_far.rowsBetween(Window.unboundedPreceding, 0)))
+        .withColumn("depth", F.sum("step").over(so_far.rowsBetween(F.Window.unboundedPreceding, 0)))
         .withColumn("is_first", F.row_number().over(so_far) == 1)
         .where(~F.col("is_first"))
     )
@@ -212,9 +210,10 @@ def drained(stays: DataFrame, *, bucket_s: int) -> DataFrame:
 
     The time is that of the buckets in which something left: a syphon that waits is not slow.
     """
-    left = stays.where(F.col("left_s").isNotNull()).groupBy("left_s").agg(F.sum("messages"))
-    messages = F.coalesce(F.sum("sum(messages)"), F.lit(0))
-    return left.agg(messages.alias("drained"), (F.count("*") * bucket_s).alias("drain_s"))
+    left = stays.where(F.col("left_s").isNotNull()).groupBy("left_s")
+    messages = F.coalesce(F.sum("messages"), F.lit(0))
+    of_bucket = left.agg(F.sum("messages").alias("messages"))
+    return of_bucket.agg(messages.alias("drained"), (F.count("*") * bucket_s).alias("drain_s"))
 
 
 def failover_windows(
@@ -234,9 +233,9 @@ def failover_windows(
     )
     diverted = diversions.select(*_OF_ONE, "at_s", F.lit(None).cast("long"), F.col("diverted"))
     so_far = (
-        Window.partitionBy(*_OF_ONE)
+        F.Window.partitionBy(*_OF_ONE)
         .orderBy("at_s", F.col("failed_over_ms").asc_nulls_last())
-        .rowsBetween(Window.unboundedPreceding, 0)
+        .rowsBetween(F.Window.unboundedPreceding, 0)
     )
     saved = (
         began.unionAll(diverted)
@@ -285,7 +284,7 @@ def _ended_with_process(
 def _windows(states: DataFrame) -> DataFrame:
     words = F.array(*(F.lit(state) for state in (*STATES, CLOSED)))
     rank = F.array_position(words, F.col("state"))
-    in_order = Window.partitionBy(*_OF_ONE).orderBy("at_ms", rank)
+    in_order = F.Window.partitionBy(*_OF_ONE).orderBy("at_ms", rank)
     down = F.col("state").isin(*DOWN)
     turns = (
         states.where(F.col("state").isin(*STATES, CLOSED))
@@ -301,7 +300,7 @@ def _windows(states: DataFrame) -> DataFrame:
     suspected = F.when(F.col("before") == SUSPECT, F.col("before_ms")).when(
         F.col("reason") == AT_ONCE, F.col("at_ms")
     )
-    return turns.where("down").select(
+    return turns.where(F.col("down")).select(
         *_OF_ONE,
         suspected.alias("suspect_ms"),
         F.col("at_ms").alias("failed_over_ms"),
@@ -323,8 +322,8 @@ def downtimes(
     # Comparisons ignore null.
     begin_ms = F.greatest(F.col("failed_over_ms"), F.lit(since_ms).cast("long"))
     cut_ms = F.least(F.coalesce(ended_ms, F.lit(last_ms)), F.lit(until_ms).cast("long"))
-    by_start = Window.partitionBy(LABEL, "entity").orderBy("begin_ms", "end_ms")
-    earlier = by_start.rowsBetween(Window.unboundedPreceding, -1)
+    by_start = F.Window.partitionBy(LABEL, "entity").orderBy("begin_ms", "end_ms")
+    earlier = by_start.rowsBetween(F.Window.unboundedPreceding, -1)
     islands = (
         windows.withColumn(LABEL, label_of_pair(F.col("pair")))
         .withColumn("begin_ms", begin_ms)
@@ -370,5 +369,5 @@ def percentiles(windows: DataFrame) -> DataFrame:
 
 def _percentile(share: int) -> Column:
     # One of the values: the smallest that this percentage of all do not exceed.
-    within = f"percentile_disc({share / 100}) WITHIN GROUP (ORDER BY ms)"
-    return F.expr(within).cast("long")
+    place = F.ceil(F.count("*") * share / 100) - 1
+    return F.get(F.array_sort(F.collect_list("ms")), place.cast("int"))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql import Column
-from pyspark.sql import functions as F
+from twinbus.pipeline import functions as F
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
 
 
 class ColumnCalculus:
@@ -17,25 +19,25 @@ class ColumnCalculus:
 
     def choose(self, *cases: tuple[Column, Any], otherwise: Any = None) -> Column:
         (condition, value), *more = cases
-        chosen = F.when(condition, _column(value))
+        chosen = F.when(condition, F.lit(value))
         for condition, value in more:
-            chosen = chosen.when(condition, _column(value))
-        return chosen.otherwise(_column(otherwise))
+            chosen = chosen.when(condition, F.lit(value))
+        return chosen.otherwise(F.lit(otherwise))
 
     def is_known(self, value: Column) -> Column:
         return value.isNotNull()
 
     def known(self, *values: Any) -> Column:
-        return F.coalesce(*map(_column, values))
+        return F.coalesce(*map(F.lit, values))
 
     def one_of(self, value: Column, words: Collection[str]) -> Column:
         return value.isin(*words)
 
     def least(self, *numbers: Any) -> Column:
-        return F.least(*map(_column, numbers))
+        return F.least(*map(F.lit, numbers))
 
     def greatest(self, *numbers: Any) -> Column:
-        return F.greatest(*map(_column, numbers))
+        return F.greatest(*map(F.lit, numbers))
 
     def share(self, number: Column, parts: Column) -> Column:
         return F.floor(number / parts)
@@ -70,7 +72,3 @@ class ColumnsByName:
 
 
 MESSAGE_COLUMNS: Final[Any] = ColumnsByName()
-
-
-def _column(value: Any) -> Column:
-    return value if isinstance(value, Column) else F.lit(value)

@@ -24,10 +24,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql import Window
-from pyspark.sql import functions as F
-
 from twinbus.cost.arithmetic import CHARGED_THOUGH_FAILED, UNCHARGED
+from twinbus.pipeline import functions as F
 from twinbus.pipeline.tables.conservation import in_backlog
 from twinbus.pipeline.tables.records import (
     LABEL,
@@ -192,7 +190,7 @@ def _by_broker(placed: DataFrame) -> DataFrame:
     stage, is_client = F.col("stage"), F.col("view") == "client"
     by_broker = _received() & (F.col("view") == "broker") & (F.col("outcome") != "failed")
     by_syphon = is_client & (F.col("operation") == "backlog_receive") & (stage == "receive_twin")
-    namespace, place = F.lower("namespace"), Window.partitionBy("destination", LABEL)
+    namespace, place = F.lower("namespace"), F.Window.partitionBy("destination", LABEL)
     known = F.max(F.when(is_client & stage.isin(*BY_TWIN), namespace)).over(place)
     names = F.collect_set(F.when(by_broker, namespace)).over(place)
     others = F.array_except(F.col("names"), F.array(F.col(LABEL)))
@@ -205,7 +203,7 @@ def _by_broker(placed: DataFrame) -> DataFrame:
             {
                 "known": known,
                 "names": names,
-                "is_seen": F.max(by_broker).over(Window.partitionBy("destination", LABEL, "day")),
+                "is_seen": F.max(by_broker).over(F.Window.partitionBy("destination", LABEL, "day")),
             }
         )
         .withColumn("twin", twin)
@@ -265,12 +263,13 @@ def beside_model(table: DataFrame, deliveries: DataFrame) -> DataFrame:
     at_twin = F.when(F.col("moved"), home_from_twin).otherwise(of_twin)
     stages = F.when(F.col("twinned"), at_twin).when(F.col("moved"), of_backlog).otherwise(of_direct)
     model = (
-        deliveries.select(F.explode(stages), "units")
-        .groupBy(F.col("col").alias("stage"))
+        deliveries.select(F.explode(stages).alias("stage"), "units")
+        .groupBy("stage")
         .agg(F.sum("units").alias("model_units"))
     )
-    joined = facts.join(model, "stage", "full").fillna(0)
-    return joined.select("stage", "units", "assumed_units", "model_units")
+    joined = facts.join(model, "stage", "full")
+    units = ("units", "assumed_units", "model_units")
+    return joined.fillna(dict.fromkeys(units, 0)).select("stage", *units)
 
 
 def monthly(table: DataFrame) -> DataFrame:

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, cast
 
-from pyspark.sql import Window
-from pyspark.sql import functions as F
-
+from twinbus.pipeline import functions as F
 from twinbus.pipeline.core import rules
 from twinbus.pipeline.core.rules import (
     ANSWER_MAX_MS,
@@ -27,6 +25,11 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 AGE_EXACT_S: Final = 3600
+
+_SUMMED: Final = ("accepted", "delivered", *BESIDE_FATES)
+_MISSING: Final = tuple(fate for fate in FATES_OF_ACCEPTED if fate != DELIVERED_FATE)
+_BALANCED: Final = (*_SUMMED, *_MISSING, "repeated")
+"""The counts of a balance."""
 
 
 def lines(tallies: DataFrame) -> DataFrame:
@@ -67,20 +70,18 @@ def balances(fates: DataFrame, notable: DataFrame, *, in_scope: Column | None = 
     sums = (
         (outside if in_scope is None else outside.where(in_scope))
         .groupBy(*keys)
-        .agg(*(F.sum(name).alias(name) for name in ("accepted", "delivered", *BESIDE_FATES)))
+        .agg(*(F.sum(name).alias(name) for name in _SUMMED))
     )
     # Whether a consumer recorded receipts there, on any day.
     heard = outside.groupBy(*keys).agg((F.sum("received") > 0).alias("heard"))
-    missing = [fate for fate in FATES_OF_ACCEPTED if fate != DELIVERED_FATE]
     others = notable.groupBy(*keys).agg(
-        *(F.count_if(F.col("accepted") & (F.col("fate") == fate)).alias(fate) for fate in missing),
+        *(F.count_if(F.col("accepted") & (F.col("fate") == fate)).alias(fate) for fate in _MISSING),
         F.count_if(is_duplicate()).alias("repeated"),
     )
     return (
         sums.join(heard, keys, "left")
         .join(others, keys, "full")
-        .fillna(0)
-        .fillna(False)
+        .fillna({"heard": False, **dict.fromkeys(_BALANCED, 0)})
         .orderBy(
             *(F.col(name).desc() for name in ("lost", "undecided", "accepted")),
             "destination",
@@ -111,7 +112,7 @@ def with_broker_view(fates: DataFrame, backlog: DataFrame, states: DataFrame) ->
     )
     return (
         fates.join(_in_queues(backlog, states), [LABEL, "message_id"], "left")
-        .withColumn("sharers", open_ones.over(Window.partitionBy(LABEL, "message_id")))
+        .withColumn("sharers", open_ones.over(F.Window.partitionBy(LABEL, "message_id")))
         # A copy can be moved by a program that keeps no ledger.
         .withColumns({"fate": now, "last_ms": F.greatest("last_ms", "seen_ms")})
         .select(*fates.columns)

@@ -27,9 +27,9 @@ from functools import partial, reduce
 from operator import add
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructField, StructType
 
+from twinbus.pipeline import functions as F
 from twinbus.pipeline.core import rules
 from twinbus.pipeline.core.rules import ANSWER_MAX_MS
 from twinbus.pipeline.tables import (

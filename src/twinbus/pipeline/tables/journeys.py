@@ -41,8 +41,7 @@ from collections.abc import Callable, Sequence
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql import functions as F
-
+from twinbus.pipeline import functions as F
 from twinbus.pipeline.core import rules
 from twinbus.pipeline.core.rules import ANSWER_MAX_MS, ERASED_ID
 from twinbus.pipeline.tables.calculus import COLUMNS, MESSAGE_COLUMNS

@@ -16,9 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql import Window
-from pyspark.sql import functions as F
-
+from twinbus.pipeline import functions as F
 from twinbus.pipeline.tables.journeys import MESSAGE_KEY
 from twinbus.pipeline.tables.records import LABEL, joined
 from twinbus.pipeline.tables.schemas import schema
@@ -55,7 +53,7 @@ def receive_gaps(journeys: DataFrame, outages: DataFrame, *, last_ms: int) -> Da
         F.col(LABEL) == F.col("outage_label")
     )
     message, flow = [_NUMBER, *MESSAGE_KEY], [_NUMBER, "receiver"]
-    of_message = Window.partitionBy(*message)
+    of_message = F.Window.partitionBy(*message)
     received = (
         rows.groupBy(*message, "receiver", "began_ms", "ended_ms")
         .agg(
@@ -76,8 +74,8 @@ def receive_gaps(journeys: DataFrame, outages: DataFrame, *, last_ms: int) -> Da
     horizon_ms = F.least(F.col("ended_ms") + TRAIL_MS, F.lit(last_ms))
     end_ms = F.coalesce(F.col("received_ms"), F.when(never, horizon_ms))
     # All messages with a later end were due until now.
-    still_due = Window.partitionBy(*flow).orderBy(F.col("end_ms").desc())
-    in_order = Window.partitionBy(*flow).orderBy("end_ms")
+    still_due = F.Window.partitionBy(*flow).orderBy(F.col("end_ms").desc())
+    in_order = F.Window.partitionBy(*flow).orderBy("end_ms")
     gaps = (
         received.withColumn("end_ms", end_ms)
         .where(F.col("end_ms").isNotNull())
@@ -86,10 +84,10 @@ def receive_gaps(journeys: DataFrame, outages: DataFrame, *, last_ms: int) -> Da
                 # A record of the attempt may be missing.
                 "due_ms": F.min(F.coalesce("begun_ms", "end_ms")).over(still_due),
                 "before_ms": F.lag("end_ms").over(in_order),
-                "is_heard": F.count("received_ms").over(Window.partitionBy(*flow)) > 0,
+                "is_heard": F.count("received_ms").over(F.Window.partitionBy(*flow)) > 0,
             }
         )
-        .where("is_heard")
+        .where(F.col("is_heard"))
         .withColumn("from_ms", F.greatest("due_ms", "before_ms"))
     )
     overlaps = (F.col("end_ms") > F.col("began_ms")) & (F.col("from_ms") < F.col("ended_ms"))

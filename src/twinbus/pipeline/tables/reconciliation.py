@@ -37,9 +37,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql import Window
-from pyspark.sql import functions as F
-
+from twinbus.pipeline import functions as F
 from twinbus.pipeline.core.rules import BY_THE_BROKER, DELETED, SECOND_COPY
 from twinbus.pipeline.tables.records import LABEL, compared, label_of
 from twinbus.pipeline.tables.schemas import VIEWS, day_of, field
@@ -149,7 +147,8 @@ def agreements(
         .alias("explained"),
         F.sum(more).cast("long").alias("found"),
     )
-    return counted.join(differing, keys, "full").fillna(0)
+    sums = ("clients", "broker", *KINDS, "explained", "found")
+    return counted.join(differing, keys, "full").fillna(dict.fromkeys(sums, 0))
 
 
 def named(disagreements: DataFrame, ids_max: int) -> DataFrame:
@@ -157,7 +156,7 @@ def named(disagreements: DataFrame, ids_max: int) -> DataFrame:
 
     `agreements` has their number.
     """
-    by_id = Window.partitionBy(*KEYS, "kind").orderBy("message_id")
+    by_id = F.Window.partitionBy(*KEYS, "kind").orderBy("message_id")
     numbered = disagreements.withColumn("number", F.row_number().over(by_id))
     return numbered.where(F.col("number") <= ids_max).drop("number")
 

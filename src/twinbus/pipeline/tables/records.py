@@ -15,10 +15,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final, cast
 
-from pyspark.sql import Window
-from pyspark.sql import functions as F
-
 from twinbus.cost.arithmetic import UNIT_BYTES
+from twinbus.pipeline import functions as F
 from twinbus.pipeline.core import rules
 from twinbus.pipeline.core.rules import BY_THE_BROKER, RecordTraits
 from twinbus.pipeline.tables.calculus import COLUMNS
@@ -93,14 +91,14 @@ def compared(rows: DataFrame, keys: Sequence[str], is_sure: Column) -> DataFrame
     If a row is unsure and sure rows have several labels, all rows of the key lose their label.
     """
     label, sure = F.col(LABEL), F.col(_SURE)
-    is_unsure = F.max(~F.array_contains(sure, label)).over(Window.partitionBy(*keys))
+    is_unsure = F.max(~F.array_contains(sure, label)).over(F.Window.partitionBy(*keys))
     found = F.when(~F.col(_IS_UNSURE), label).when(F.size(sure) == 1, F.get(sure, F.lit(0)))
     judged = _with_sure(rows, keys, is_sure).withColumn(_IS_UNSURE, is_unsure)
     return judged.withColumn(LABEL, found.otherwise(F.lit(""))).drop(_SURE, _IS_UNSURE)
 
 
 def _with_sure(rows: DataFrame, keys: Sequence[str], is_sure: Column) -> DataFrame:
-    label, of_key = F.col(LABEL), Window.partitionBy(*keys)
+    label, of_key = F.col(LABEL), F.Window.partitionBy(*keys)
     sure = F.collect_set(F.when(is_sure, label)).over(of_key)
     # If no client names a label, any other does.
     named = F.collect_set(F.when(label != "", label)).over(of_key)

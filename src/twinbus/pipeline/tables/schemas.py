@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from twinbus.ledger.record import FIELDS
+from twinbus.pipeline import functions as F
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -52,6 +52,8 @@ LEDGER: Final = T.StructType(
         if name not in _OF_WRITERS
     ]
 )
+
+MESSAGES: Final = schema("string: primary_label destination message_id")
 
 SIGHTINGS: Final = schema(
     # The place is "waiting" or "dead_lettered".

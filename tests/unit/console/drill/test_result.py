@@ -234,14 +234,14 @@ def test_a_log_gets_a_line_of_a_long_phase_every_five_seconds() -> None:
     text = io.StringIO()
     screen = DrillScreen(text)
     began = time.monotonic()
-    with screen.phase("count", "Spark reads the ledger", 10) as phase:
+    with screen.phase("count", "reading the ledger", 10) as phase:
         phase.reach(5)
         screen.refresh(began + 4.9)
         assert len(text.getvalue().splitlines()) == 1
         screen.refresh(time.monotonic() + 5.0)
     _, long, _ = text.getvalue().splitlines()
     assert "50%" in long
-    assert long.endswith("Spark reads the ledger")
+    assert long.endswith("reading the ledger")
 
 
 def test_a_phase_that_is_stopped_says_so_and_took_no_time() -> None:
