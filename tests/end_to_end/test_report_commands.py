@@ -13,6 +13,7 @@ from tests import outage_story as story
 from tests.processes import run_twinbus
 from tests.unit.console.commands import run
 from tests.unit.console.pages import assert_self_contained
+from twinbus import EmbeddedBroker
 from twinbus.pipeline.reports import ledger_tables
 from twinbus.pipeline.spark import session
 from twinbus.pipeline.spark.java import JavaMissingError
@@ -112,6 +113,22 @@ def test_a_run_ends_with_what_is_known_and_its_status(ledger: Path) -> None:
     assert document["scope"]["records"] == len(list(story.story()))
     assert ended.stderr == ""
     assert not (ledger / "_tables").exists()
+
+
+def test_a_peek_is_compared_with_a_small_ledger(
+    ledger: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "_active", lambda: None)
+    monkeypatch.setattr(session, "find_java", None)
+    with EmbeddedBroker("contoso-dr") as broker:
+        broker.create_queue("contoso/x-servicebus-transfer/0")
+        secondary = broker.connection_string()
+        words = ("conservation", str(ledger), "--tables", "none", "--output", "json")
+        done = run(capsys, "report", *words, "--peek", secondary)
+    document = json.loads(done.out)
+    assert (done.status, document["verdict"]) == (BAD, "bad"), done.err
+    assert document["peeked_ms"]
+    assert document["total"]["undecided"] == 0
 
 
 @pytest.mark.soak
