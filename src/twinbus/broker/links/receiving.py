@@ -164,10 +164,15 @@ class DeliveringLink(EntityLink[SenderLink]):
         sent = self._deliver(limit, now_ms) if limit > 0 else 0
         if account is not None:
             account.spend(sent, now_ms)
-        if link.drain and (link.credit == 0 or sent < limit):
+        if link.drain and (link.credit == 0 or sent < limit or self._is_dry):
             link.drained()
             self._client.touch()
         return sent
+
+    @property
+    def _is_dry(self) -> bool:
+        """Whether no message is left, so that no other turn follows a full one."""
+        return self.session_id is None and not self.queue.concerns_receivers
 
     def _affordable(self, account: CreditAccount, limit: int, now_ms: int) -> int:
         """How many messages the namespace's credits allow; the rest goes on in the next second."""

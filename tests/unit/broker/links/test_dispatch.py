@@ -8,13 +8,14 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from tests.unit.broker.links.joined import JoinedClient, new_server, ticks_of
-from twinbus.amqp.events import DeliveryArrived
+from twinbus.amqp.events import DeliveryArrived, Drained
 from twinbus.amqp.link import ReceiverLink
 from twinbus.amqp.message import Properties, encode_message
 from twinbus.amqp.performatives import Source, Target
 from twinbus.amqp.types import Symbol
 from twinbus.broker.descriptions import QueueDescription
 from twinbus.broker.engine.queue import Queue
+from twinbus.broker.links.dispatch import TURN
 from twinbus.broker.links.receiving import DeliveringLink
 from twinbus.broker.messages.incoming import parse
 from twinbus.broker.server import BrokerServer
@@ -215,5 +216,18 @@ def test_a_receiver_without_locks_gets_messages_after_its_session_lock_expired()
         queue.states.free_session(session, world.server.now_ms(), counted=False)
         world.send("talks", session_id="in-0")
         assert await _got(client) == ["in-0"]
+
+    _run(story)
+
+
+@pytest.mark.parametrize("count", [TURN - 1, TURN, TURN + 1, 2 * TURN, 5 * TURN])
+@pytest.mark.parametrize("path", ["orders", "talks"])
+def test_a_drain_is_answered_after_the_last_message(path: str, count: int) -> None:
+    async def story(world: World) -> None:
+        world.send(path, count=count, session_id="in-0" if path == "talks" else None)
+        client, [link] = await world.receivers(1, credit=0, path=path)
+        link.grant(count + 5, drain=True)
+        events = await client.exchange()
+        assert [type(event) for event in events] == [DeliveryArrived] * count + [Drained]
 
     _run(story)
