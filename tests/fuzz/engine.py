@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator, Sequence
 from itertools import count
 
@@ -36,6 +37,12 @@ class RecordedStore(RecordJournal, Store):
 
     def _read(self, keys: list[bytes]) -> Sequence[Data]:
         return [self.disk[key] for key in keys if key in self.disk]
+
+    def _read_row(self, first: bytes, count: int) -> Sequence[Data]:
+        if first not in self.disk:
+            return []
+        row = heapq.nsmallest(count, (key for key in self.disk if key >= first))
+        return [self.disk[key] for key in row]
 
     def recover(self) -> list[EntityImage]:
         disk = self.disk

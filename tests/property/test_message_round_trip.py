@@ -26,7 +26,7 @@ from twinbus.amqp.types import DecodeError, Described, Int, Symbol, Timestamp, U
 from twinbus.broker.descriptions import QueueDescription
 from twinbus.broker.journal import MessageState, StoredMessage
 from twinbus.broker.messages.incoming import parse
-from twinbus.broker.messages.rendering import render
+from twinbus.broker.messages.rendering import render, render_run
 from twinbus.broker.refusals import ArgumentOutOfRange, MalformedMessage
 from twinbus.broker.storage import records
 from twinbus.servicebus.names import DATE_MAX_MS, DATE_MIN_MS
@@ -208,6 +208,43 @@ def test_a_receiver_gets_what_was_sent(
     got_marks = decode_map(got.delivery_annotations)
     assert got_marks.pop("x-opt-lock-token", None) == token
     assert encoded(got_marks) == encoded(marks)
+
+
+run_facts = st.fixed_dictionaries(
+    {},
+    optional={
+        "ttl_ms": st.sampled_from([0, 5, 2**32]),
+        "delivery_count": st.integers(0, 2),
+        "state": st.sampled_from(MessageState),
+        "scheduled_for_ms": st.sampled_from([0, 9]),
+        "enqueued_sequence_number": st.integers(0, 1),
+        "dead_letter_source": st.sampled_from([None, "q"]),
+        "overrides": st.sampled_from([None, {"k": 1}]),
+    },
+)
+
+
+@given(
+    st.lists(messages() | headers.map(lambda each: encode_message(header=each, data=b"x"))),
+    st.lists(run_facts, min_size=1),
+    st.data(),
+)
+def test_a_run_is_rendered_as_each_of_its_messages(
+    wires: list[bytes], kinds: list[dict[str, Any]], data: st.DataObject
+) -> None:
+    payloads, locked = list[bytes | memoryview](), []
+    for number, wire in enumerate(wires * 3):
+        facts = data.draw(st.sampled_from(kinds))
+        message = stored(len(wire), **facts)
+        message.sequence_number, message.enqueued_at_ms = number, NOW_MS + number
+        payload = parse(wire, lambda: "new-id").payload
+        payloads.append(memoryview(payload) if number % 2 else payload)
+        locked.append((message, bytes([*range(15), number]), NOW_MS + number % 3, None))
+    heads, rests = render_run(payloads, locked)
+    assert [b"".join(parts) for parts in zip(heads, rests, strict=True)] == [
+        render(payload, message, locked_until_ms=until_ms, lock_token=token)
+        for payload, (message, token, until_ms, _) in zip(payloads, locked, strict=True)
+    ]
 
 
 def texts_of(found: dict[Any, Any]) -> list[str]:

@@ -178,6 +178,17 @@ class TwoStores(RuleBasedStateMachine):
             assert self.disk.payload(entity_id, number) == payload
             assert self.memory.payload(entity_id, number) == payload
 
+    @precondition(lambda self: self.messages)
+    @rule(data=st.data())
+    def read_some(self, data: st.DataObject) -> None:
+        """Of one entity, some next to each other or all: nothing between two numbers may matter."""
+        entity_id, first = self.some(data)
+        numbers = sorted(number for held, number in self.messages if held == entity_id)
+        start = numbers.index(first)
+        some = numbers[start : data.draw(st.integers(start, len(numbers)))]
+        expected = [self.messages[entity_id, number][1] for number in some]
+        assert self.disk.payloads(entity_id, some) == expected
+
     def teardown(self) -> None:
         if self.batch is not None:
             self.end_commit()

@@ -350,9 +350,9 @@ class TransferPrefix:
         first_id: int,
         tags: list[bytes],
         heads: Iterable[bytes],
-        rests: Iterable[bytes],
+        rests: Iterable[Wire],
         most_bytes: int,
-    ) -> list[bytes]:
+    ) -> list[Wire]:
         """Frames of deliveries with consecutive ids, three pieces each, up to a larger one.
 
         A payload is a head and a rest, at most `most_bytes` together.
@@ -360,7 +360,7 @@ class TransferPrefix:
         pack, least, start, mark, flags = (
             self._pack, self._size, self._head, self._mark, self._flags,
         )  # fmt: skip
-        pieces: list[bytes] = []
+        pieces: list[Wire] = []
         number = first_id
         for tag, head, rest in zip(tags, heads, rests, strict=False):
             size = len(head) + len(rest)
@@ -461,12 +461,6 @@ class FrameOutput:
         if not self.is_closed:
             self._frames += (start, rest)
             self.size_bytes += len(start) + len(rest)
-
-    def put_all(self, pieces: list[bytes]) -> None:
-        """Add whole frames in pieces, which `take` joins."""
-        if not self.is_closed:
-            self._frames += pieces
-            self.size_bytes += sum(map(len, pieces))
 
     def take(self) -> bytes:
         frames = self._frames

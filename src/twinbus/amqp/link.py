@@ -10,11 +10,12 @@ A link writes its frames through its session; only the session knows channels an
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from enum import Enum
 from typing import Protocol
 
+from twinbus.amqp.decoding import Wire
 from twinbus.amqp.frames import TransferPrefix
 from twinbus.amqp.performatives import (
     Attach,
@@ -74,7 +75,7 @@ class LinkSession(Protocol):
         state: TransactionalState | None = None,
     ) -> int: ...
     def send_run(
-        self, link: SenderLink, tags: list[bytes], heads: Iterable[bytes], rests: list[bytes]
+        self, link: SenderLink, tags: list[bytes], heads: Iterable[bytes], rests: Sequence[Wire]
     ) -> int: ...
     def count_incoming(self, count: int) -> None: ...
     def settle(self, first: int, last: int, state: bytes, *, as_receiver: bool) -> None: ...
@@ -237,11 +238,11 @@ class SenderLink(Link):
         self.delivery_count = (self.delivery_count + 1) & SERIAL_MASK
         return self.session.send_transfer(self, payload, tag, settled, message_format, state)
 
-    def send_run(self, tags: list[bytes], heads: Iterable[bytes], rests: list[bytes]) -> int:
+    def send_run(self, tags: list[bytes], heads: Iterable[bytes], rests: Sequence[Wire]) -> int:
         """Send deliveries of format 0, unsettled, that can be written at once; return how many.
 
-        Each is given by its tag (all of one size) and the two parts of its payload. Their ids are
-        consecutive; those that are left are to be sent one by one.
+        Each is given by its tag (all of one size) and the two parts of its payload, which are
+        copied. Their ids are consecutive; those that are left are to be sent one by one.
         """
         if self.credit < len(tags):
             tags = tags[: self.credit]

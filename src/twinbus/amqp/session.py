@@ -7,7 +7,8 @@ deliveries are joined into ranges: a client reads one range faster than a thousa
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
 
 from twinbus.amqp.budgets import (
     PIECE_BYTES,
@@ -16,7 +17,7 @@ from twinbus.amqp.budgets import (
     PeerBudgets,
     link_bytes,
 )
-from twinbus.amqp.decoding import MALFORMED
+from twinbus.amqp.decoding import MALFORMED, Wire
 from twinbus.amqp.events import (
     Attached,
     CreditChanged,
@@ -330,7 +331,7 @@ class Session:
         return delivery_id
 
     def send_run(
-        self, link: SenderLink, tags: list[bytes], heads: Iterable[bytes], rests: list[bytes]
+        self, link: SenderLink, tags: list[bytes], heads: Iterable[bytes], rests: Sequence[Wire]
     ) -> int:
         """Write unsettled deliveries of one frame each, up to one that is larger or must wait.
 
@@ -347,12 +348,12 @@ class Session:
         room = output.max_frame_size - TRANSFER_OVERHEAD
         pieces = prefix.frames(first_id, tags[:most], heads, rests, room)
         count = len(pieces) // 3
-        entries = [(link, tag) for tag in tags[:count]]
-        self._unsettled_by_id.update(zip(range(first_id, first_id + count), entries, strict=True))
+        entries = zip(repeat(link), tags, strict=False)
+        self._unsettled_by_id.update(zip(range(first_id, first_id + count), entries, strict=False))
         self.next_delivery_id = (first_id + count) & SERIAL_MASK
         self.remote_incoming_window -= count
         self.next_outgoing_id = (self.next_outgoing_id + count) & SERIAL_MASK
-        output.put_all(pieces)
+        output.put(b"".join(pieces))
         return count
 
     def forget(self, link: Link) -> None:

@@ -104,6 +104,9 @@ class EntityImage:
     """Of a subscription: the record of each rule by its name in lower case."""
 
 
+Payload = bytes | memoryview
+"""What is stored of a message beside its `StoredMessage`."""
+
 EncodedRun = NewType("EncodedRun", dict[Any, Any])
 """New messages as the journal that made it keeps them (`Journal.encode_run`)."""
 

@@ -7,6 +7,7 @@ next free one within the time that the client gave.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -30,9 +31,9 @@ from twinbus.broker.engine.settlement import (
     LockedMessage,
     SettlementOutcome,
 )
-from twinbus.broker.journal import DamagedMessage
+from twinbus.broker.journal import DamagedMessage, Payload
 from twinbus.broker.links.context import BrokerContext, EntityLink, LinkClient, rejected
-from twinbus.broker.messages.rendering import render, render_parts
+from twinbus.broker.messages.rendering import render, render_run
 from twinbus.broker.refusals import (
     ArgumentInvalid,
     LinkExpired,
@@ -228,21 +229,19 @@ class DeliveringLink(EntityLink[SenderLink]):
             self._client.touch()
         return len(batch)
 
-    def _send_locked(self, batch: list[LockedMessage], payloads: list[bytes]) -> None:
-        tokens, heads, rests = [], [], []
-        for (message, token, until_ms, _), payload in zip(batch, payloads, strict=True):
-            head, rest = render_parts(payload, message, until_ms, token)
-            tokens.append(token)
-            heads.append(head)
-            rests.append(rest)
+    def _send_locked(self, batch: list[LockedMessage], payloads: Sequence[Payload]) -> None:
+        tokens = [delivery.lock_token for delivery in batch]
+        heads, rests = render_run(payloads, batch)
         # What is larger than a frame, or has to wait for the session, goes one by one.
         sent = self.link.send_run(tokens, heads, rests)
         for token, head, rest in zip(tokens[sent:], heads[sent:], rests[sent:], strict=True):
-            self.link.send(head + rest, token)
+            self.link.send(b"".join((head, rest)), token)
 
-    def _readable(self, batch: list[LockedMessage]) -> tuple[list[LockedMessage], list[bytes]]:
+    def _readable(
+        self, batch: list[LockedMessage]
+    ) -> tuple[list[LockedMessage], Sequence[Payload]]:
         """The messages that the disk can give, and their payloads; the others are set aside."""
-        found, payloads = [], []
+        found, payloads = [], list[Payload]()
         for delivery in batch:
             number = delivery.message.sequence_number
             try:

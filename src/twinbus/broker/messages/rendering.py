@@ -7,15 +7,16 @@ entries, then every section from the properties on.
 from __future__ import annotations
 
 import struct
-from collections.abc import Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from functools import lru_cache
+from operator import attrgetter
 from typing import Final
 
 from twinbus.amqp import encoding
 from twinbus.amqp.decoding import skip
 from twinbus.amqp.message import APPLICATION_PROPERTIES, Header, encode_header, section_at
 from twinbus.amqp.types import DecodeError
-from twinbus.broker.journal import MessageState, StoredMessage
+from twinbus.broker.journal import MessageState, Payload, StoredMessage
 from twinbus.servicebus import names
 
 PREFIX: Final = struct.Struct(">BBhIIII")
@@ -121,7 +122,7 @@ _i64: Final = struct.Struct(">q").unpack_from
 
 
 def render(
-    payload: bytes,
+    payload: Payload,
     message: StoredMessage,
     *,
     locked_until_ms: int = 0,
@@ -131,28 +132,96 @@ def render(
     return b"".join(render_parts(payload, message, locked_until_ms, lock_token))
 
 
+def render_run(
+    payloads: Sequence[Payload], locked: Sequence[tuple[StoredMessage, bytes, int, object]]
+) -> tuple[list[bytes], list[Payload]]:
+    """What `render_parts` returns for each of these messages: all first parts, all second parts.
+
+    A message is given with its token, the end of its lock, and what rendering does not use.
+    """
+    heads, rests = list[bytes](), list[Payload]()
+    guids = _guids([token for _, token, _, _ in locked])
+    starts = range(0, len(guids), _GUID_BYTES)
+    second_key, prefix_of, facts_of = _KEYS[1], _PREFIX_BYTES.unpack_from, _FACTS
+    known = plain = None
+    for payload, (message, token, until_ms, _), at in zip(payloads, locked, starts, strict=True):
+        shape = prefix_of(payload), facts_of(message)
+        if shape != known:
+            known, plain = shape, _plain_run_head(payload, message)
+        if plain is None:
+            head, rest = render_parts(payload, message, until_ms, token)
+        else:
+            pack, start = plain
+            head, rest = (
+                pack(
+                    start, guids[at : at + _GUID_BYTES], _PLAIN_MARKS, message.sequence_number,
+                    second_key, message.enqueued_at_ms, _LOCKED_UNTIL, until_ms,
+                ),
+                payload[PREFIX.size :],
+            )  # fmt: skip
+        heads.append(head)
+        rests.append(rest)
+    return heads, rests
+
+
+_PREFIX_BYTES: Final = struct.Struct(f"{PREFIX.size}s")
+_FACTS: Final = attrgetter(
+    "ttl_ms",
+    "delivery_count",
+    "state",
+    "scheduled_for_ms",
+    "enqueued_sequence_number",
+    "dead_letter_source",
+    "overrides",
+)
+"""What rendering depends on beside the prefix, but for what is different in each message."""
+
+
+def _plain_run_head(
+    payload: Payload, message: StoredMessage
+) -> tuple[Callable[..., bytes], bytes] | None:
+    """How to write the first part of all messages with this prefix and these facts, if plain."""
+    _, flags, priority, _, mark_size, _, size = PREFIX.unpack_from(payload)
+    if mark_size or size or message.enqueued_sequence_number or _is_changed(message):
+        return None
+    return _plain_head(flags, priority, message.ttl_ms, message.delivery_count)
+
+
+def _is_changed(message: StoredMessage) -> bool:
+    """Whether the broker adds more to it than its number, its time and its lock."""
+    return bool(
+        message.state
+        or message.scheduled_for_ms
+        or message.dead_letter_source is not None
+        or message.overrides
+        or message.ttl_ms > UINT_MAX
+    )
+
+
 def render_parts(
-    payload: bytes, message: StoredMessage, locked_until_ms: int, lock_token: bytes | None
-) -> tuple[bytes, bytes]:
+    payload: Payload, message: StoredMessage, locked_until_ms: int, lock_token: bytes | None
+) -> tuple[bytes, Payload]:
     """What `render` joins: the sections that the broker writes, and those of the sender.
 
     A locked message has its token among the delivery annotations too, where SDKs look for it.
     """
     form, flags, priority, mark_count, mark_size, item_count, size = PREFIX.unpack_from(payload)
     assert form == FORMAT, f"stored payload of format {form}"
+    is_plain = not (mark_size or size or _is_changed(message))
+    if lock_token is not None and locked_until_ms and is_plain:
+        number = message.enqueued_sequence_number
+        pack, start = _plain_head(flags, priority, message.ttl_ms, message.delivery_count)
+        head = pack(
+            start, _guids((lock_token,)), _NUMBERED_MARKS if number else _PLAIN_MARKS,
+            message.sequence_number, _KEYS[1], message.enqueued_at_ms, _LOCKED_UNTIL,
+            locked_until_ms,
+        )  # fmt: skip
+        head += _NUMBERED.pack(_ENQUEUED_NUMBER, number) if number else b""
+        return head, payload[PREFIX.size :]
+    payload = bytes(payload)
     header = _header(flags, priority, message.ttl_ms, message.delivery_count)
     # The state that a receiver sees stays "scheduled" after the time has come, as in Azure.
     state = message.state or (SCHEDULED if message.scheduled_for_ms else 0)
-    is_changed = (
-        mark_size
-        or size
-        or state
-        or message.dead_letter_source is not None
-        or message.overrides
-        or message.ttl_ms > UINT_MAX
-    )
-    if lock_token is not None and locked_until_ms and not is_changed:
-        return header + _plain_marks(message, locked_until_ms, lock_token), payload[PREFIX.size :]
     start = PREFIX.size + mark_size
     extra = payload[start : start + size]
     if locked_until_ms:
@@ -203,38 +272,42 @@ def _header(flags: int, priority: int, ttl_ms: int, delivery_count: int) -> byte
 _LOCK_TOKEN: Final = _key(LOCK_TOKEN, 0x98)
 _TOKEN_ALONE: Final = b"\x00\x53\x71" + bytes((0xC1, 1 + len(_LOCK_TOKEN) + 16, 2)) + _LOCK_TOKEN
 
-
-_PLAIN: Final = struct.Struct(
-    f">{len(_TOKEN_ALONE)}s16s{12 + len(_KEYS[0])}sq{len(_KEYS[1])}sq{len(_LOCKED_UNTIL)}sq"
-)
 _NUMBERED: Final = struct.Struct(f">{len(_ENQUEUED_NUMBER)}sq")
+_GUID_BYTES: Final = 16
 
 
-def _plain_head(size_bytes: int, count: int) -> bytes:
+def _plain_marks(size_bytes: int, count: int) -> bytes:
     sizes = struct.pack(">II", _OUR_BYTES + size_bytes, 2 * (len(_KEYS) + count))
     return b"\x00\x53\x72\xd1" + sizes + _KEYS[0]
 
 
 _LOCK_BYTES: Final = len(_LOCKED_UNTIL) + 8
-_PLAIN_HEAD: Final = _plain_head(_LOCK_BYTES, 1)
-_NUMBERED_HEAD: Final = _plain_head(_LOCK_BYTES + _NUMBERED.size, 2)
+_PLAIN_MARKS: Final = _plain_marks(_LOCK_BYTES, 1)
+_NUMBERED_MARKS: Final = _plain_marks(_LOCK_BYTES + _NUMBERED.size, 2)
 
 
-def _plain_marks(message: StoredMessage, locked_until_ms: int, lock_token: bytes) -> bytes:
-    """Both kinds of annotations of a locked message that has no others: nearly all."""
-    guid = lock_token[3::-1] + lock_token[5:3:-1] + lock_token[7:5:-1] + lock_token[8:]
-    number = message.enqueued_sequence_number
-    marks = _PLAIN.pack(
-        _TOKEN_ALONE,
-        guid,
-        _NUMBERED_HEAD if number else _PLAIN_HEAD,
-        message.sequence_number,
-        _KEYS[1],
-        message.enqueued_at_ms,
-        _LOCKED_UNTIL,
-        locked_until_ms,
-    )
-    return marks + _NUMBERED.pack(_ENQUEUED_NUMBER, number) if number else marks
+@lru_cache(maxsize=1024)
+def _plain_head(
+    flags: int, priority: int, ttl_ms: int, delivery_count: int
+) -> tuple[Callable[..., bytes], bytes]:
+    """Packs the sections before the sender's own of a locked message that has no annotations.
+
+    Nearly all are such. It takes the bytes that come with it, the token as a GUID, the marks, the
+    sequence number, the second key, the time of enqueuing, the key and the time of the lock's end.
+    """
+    start = _header(flags, priority, ttl_ms, delivery_count) + _TOKEN_ALONE
+    form = f">{len(start)}s{_GUID_BYTES}s{len(_PLAIN_MARKS)}sq{len(_KEYS[1])}sq"
+    return struct.Struct(f"{form}{len(_LOCKED_UNTIL)}sq").pack, start
+
+
+def _guids(lock_tokens: Iterable[bytes]) -> bytearray:
+    """These tokens, GUIDs in little-endian form, as AMQP uuids: the same in network order."""
+    raw = bytearray(b"".join(lock_tokens))
+    for one, other in ((0, 3), (1, 2), (4, 5), (6, 7)):
+        first = raw[one::_GUID_BYTES]
+        raw[one::_GUID_BYTES] = raw[other::_GUID_BYTES]
+        raw[other::_GUID_BYTES] = first
+    return raw
 
 
 def _delivery_annotations(marks: bytes, mark_count: int, lock_token: bytes | None) -> bytes:
@@ -242,8 +315,7 @@ def _delivery_annotations(marks: bytes, mark_count: int, lock_token: bytes | Non
         if not marks:
             return b""
         return b"\x00\x53\x71" + encoding.compound(0xC1, 0xD1, mark_count, marks)
-    # A token is a GUID in little-endian form; an AMQP uuid is the same in network order.
-    guid = lock_token[3::-1] + lock_token[5:3:-1] + lock_token[7:5:-1] + lock_token[8:]
+    guid = bytes(_guids((lock_token,)))
     if not marks:
         return _TOKEN_ALONE + guid
     return b"\x00\x53\x71" + encoding.compound(

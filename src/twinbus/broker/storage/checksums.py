@@ -6,7 +6,7 @@ A changed bit is noticed, and a record that is found under another's key too.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NewType, cast
 from zlib import crc32
 
@@ -44,6 +44,14 @@ def seal_each(keys: list[bytes], heads: list[bytes], rests: list[bytes]) -> list
 
 def is_sound(key: Data | bytearray, sealed: Data) -> bool:
     return crc32(sealed, crc32(key)) == _SOUND
+
+
+def are_sound(keys: list[bytes], sealed: Sequence[Data]) -> bool:
+    """Whether there is a record for each key, and all are sound."""
+    if len(keys) != len(sealed):
+        return False
+    sums = [crc32(record, crc32(key)) for key, record in zip(keys, sealed, strict=True)]
+    return sums.count(_SOUND) == len(sums)
 
 
 def own_key(key: bytes, sealed: Data, is_stored: Callable[[bytes], object]) -> bytes:

@@ -15,7 +15,7 @@ from twinbus.broker.journal import (
     SessionState,
     StoredMessage,
 )
-from twinbus.broker.storage.checksums import Data, is_sound, own_key, unsealed
+from twinbus.broker.storage.checksums import Data, are_sound, is_sound, own_key, unsealed
 from twinbus.broker.storage.pending import PendingRecords, Records, seal_run
 from twinbus.broker.storage.records import (
     AMENDMENT,
@@ -42,6 +42,7 @@ from twinbus.broker.storage.records import (
     pack_session_state,
     payload_of,
     run_heads,
+    sealed_payloads,
     unpack_duplicate,
     unpack_json,
     unpack_message,
@@ -79,6 +80,13 @@ class RecordJournal(ABC):
     @abstractmethod
     def _read(self, keys: list[bytes]) -> Sequence[Data]:
         """The committed records of those keys that have one, valid until the next call."""
+
+    @abstractmethod
+    def _read_row(self, first: bytes, count: int) -> Sequence[Data]:
+        """Up to `count` committed records in the order of their keys, from the key `first` on.
+
+        Valid until the next call; none if nothing is stored under that key.
+        """
 
     @property
     def pending_bytes(self) -> int:
@@ -121,7 +129,7 @@ class RecordJournal(ABC):
     ) -> None:
         # Not by way of `encode_run`: most runs are one message, which needs no table of its own.
         heads = run_heads(messages, ids, prefix)
-        self._pending.put_each(message_keys(entity_id, messages), heads, rests)
+        self._pending.put_each(message_keys(entity_id, _numbers(messages)), heads, rests)
         self._raise(entity_id, messages[-1].sequence_number)
 
     def encode_run(
@@ -133,7 +141,7 @@ class RecordJournal(ABC):
         rests: list[bytes],
     ) -> EncodedRun:
         heads = run_heads(messages, ids, prefix)
-        return EncodedRun(seal_run(message_keys(entity_id, messages), heads, rests))
+        return EncodedRun(seal_run(message_keys(entity_id, _numbers(messages)), heads, rests))
 
     def put_encoded(self, entity_id: int, runs: list[EncodedRun], last_number: int) -> None:
         for run in runs:
@@ -196,13 +204,15 @@ class RecordJournal(ABC):
             raise LookupError(f"entity {entity_id} has no message {sequence_number} in the store")
         return payload_of(unsealed(record))
 
-    def payloads(self, entity_id: int, sequence_numbers: list[int]) -> list[bytes]:
-        keys = [message_key(entity_id, number) for number in sequence_numbers]
+    def payloads(self, entity_id: int, sequence_numbers: list[int]) -> Sequence[Data]:
+        keys = message_keys(entity_id, sequence_numbers)
         # Nearly always: all are on disk, or at least nothing of them waits to get there.
         if self._pending.keys().isdisjoint(keys) and self._in_flight.keys().isdisjoint(keys):
-            found = self._read(keys)
-            if len(found) == len(keys) and all(map(is_sound, keys, found)):
-                return [payload_of(unsealed(record)) for record in found]
+            is_row = keys and sequence_numbers[-1] - sequence_numbers[0] == len(keys) - 1
+            found = self._read_row(keys[0], len(keys)) if is_row else self._read(keys)
+            # A record in a row that is not of the key expected there is not sound.
+            if are_sound(keys, found):
+                return sealed_payloads(found)
         return [self.payload(entity_id, number) for number in sequence_numbers]
 
     def put_rule(self, entity_id: int, name: str, record: dict[str, Any] | None) -> None:
@@ -337,6 +347,11 @@ def _sound(
             owner = (paths or {}).get(key_entity(key), f"entity {key_entity(key)}")
             raise StoreDamaged(f"the record of {what} ({owner}) is damaged")
         yield key, unsealed(sealed)
+
+
+def _numbers(run: list[StoredMessage]) -> range:
+    """The numbers of messages that were put together."""
+    return range(run[0].sequence_number, run[-1].sequence_number + 1)
 
 
 def _salvage(record: Data | None) -> bytes:

@@ -18,7 +18,7 @@ import asyncio
 import copy
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -30,6 +30,7 @@ from twinbus.broker.journal import (
     EncodedRun,
     EntityImage,
     Journal,
+    Payload,
     SessionState,
     StoredMessage,
     copy_message,
@@ -67,8 +68,8 @@ class Store(Journal, Protocol):
     def recover(self) -> list[EntityImage]:
         """Everything that is durable, in order of entity id; other changes are dropped."""
 
-    def payloads(self, entity_id: int, sequence_numbers: list[int]) -> list[bytes]:
-        """The payloads of these messages, in that order."""
+    def payloads(self, entity_id: int, sequence_numbers: list[int]) -> Sequence[Payload]:
+        """The payloads of these messages, in that order; valid until this step of the loop ends."""
         return [self.payload(entity_id, number) for number in sequence_numbers]
 
     def take_batch(self) -> Batch | None:

@@ -123,6 +123,21 @@ def test_a_body_that_changes_while_the_broker_runs_is_never_given_out(directory:
     store.close()
 
 
+def test_messages_read_in_a_row_are_those_of_their_numbers(directory: Path) -> None:
+    store = opened(directory)
+    held(store)
+    second, third = (records.message_key(QUEUE, number) for number in (2, 3))
+    with store.opened().begin(write=True) as transaction:
+        record = transaction.get(second) or b""
+        transaction.put(second, transaction.get(third) or b"")
+        transaction.put(third, record)
+    assert store.payloads(QUEUE, [1]) == [b"body 1"]
+    for row in ([1, 2, 3], [2, 3], [1, 2]):
+        with pytest.raises(DamagedMessage):
+            store.payloads(QUEUE, row)
+    store.close()
+
+
 def test_a_sound_record_under_the_key_of_another_message_is_damage(directory: Path) -> None:
     found = stored(directory)
     edit(directory, {records.message_key(QUEUE, 2): found[records.message_key(QUEUE, 3)]})
