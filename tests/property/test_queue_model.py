@@ -48,6 +48,7 @@ MOVES: dict[str, tuple[int, tuple[st.SearchStrategy[Any], ...]]] = {
     ),
     "receive": (5, (st.integers(1, 4), holders, sessions, seldom, seldom)),
     "settle": (5, (picks, outcomes)),
+    "complete_some": (2, (st.integers(1, 4), st.integers(0, 2))),
     "accept": (3, (st.none() | sessions, holders)),
     "receive_deferred": (2, (numbers, holders, sessions, seldom, seldom)),
     "renew": (1, (picks,)),
@@ -215,6 +216,17 @@ class QueueMachine(RuleBasedStateMachine):
             case _:
                 counted = outcome is SettlementOutcome.ABANDON
                 self.model.give_back(entry, self.now_ms, counted=counted)
+
+    def complete_some(self, count: int, skipped: int) -> None:
+        tokens = self.tokens[-count : len(self.tokens) - skipped]
+        if not tokens:
+            return
+        is_done = self.queue.complete_all(tokens, self.now_ms)
+        self.model.catch_up(self.now_ms)
+        entries = [entry for token in tokens if (entry := self.model.by_token(token)) is not None]
+        assert is_done == (len(entries) == len(tokens) and not self.model.has_sessions)
+        for entry in entries if is_done else ():
+            self.model.remove(entry)
 
     def renew(self, pick: int) -> None:
         if not self.tokens or self.model.has_sessions:

@@ -123,6 +123,17 @@ class TwoStores(RuleBasedStateMachine):
             store.remove(*key)
 
     @precondition(lambda self: self.messages)
+    @rule(data=st.data())
+    def remove_all(self, data: st.DataObject) -> None:
+        entity_id, _ = self.some(data)
+        held = sorted(number for held, number in self.messages if held == entity_id)
+        numbers = data.draw(st.lists(st.sampled_from(held), unique=True))
+        for number in numbers:
+            self.messages.pop((entity_id, number))
+        for store in (self.disk, self.memory):
+            store.remove_all(entity_id, numbers)
+
+    @precondition(lambda self: self.messages)
     @rule(data=st.data(), entity=ENTITIES)
     def move(self, data: st.DataObject, entity: int) -> None:
         entity_id, number = self.some(data)

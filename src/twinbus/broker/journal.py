@@ -158,6 +158,9 @@ class Journal(Protocol):
     def remove(self, entity_id: int, sequence_number: int) -> None:
         """Forget a message."""
 
+    def remove_all(self, entity_id: int, sequence_numbers: list[int]) -> None:
+        """Forget these messages, of which none is named twice."""
+
     def move(
         self, entity_id: int, sequence_number: int, to_entity_id: int, message: StoredMessage
     ) -> None:

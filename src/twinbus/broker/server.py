@@ -34,9 +34,9 @@ from twinbus.broker.links.context import (
     BrokerContext,
     LinkClient,
     LinkOwner,
-    LockTokens,
     RefusalTracker,
     ReplyLink,
+    lock_tokens,
     new_message_id,
 )
 from twinbus.broker.links.dispatch import Dispatcher
@@ -373,7 +373,7 @@ class BrokerServer:
         namespace = BrokerNamespace(
             self.name,
             self.store,
-            LockTokens(),
+            lock_tokens(),
             notify=self.dispatcher.ready,
             deleted=self._on_deleted,
             in_use=self._in_use,

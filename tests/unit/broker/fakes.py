@@ -115,6 +115,10 @@ class FakeJournal:
     def remove(self, entity_id: int, sequence_number: int) -> None:
         del self._of(entity_id).messages[sequence_number]
 
+    def remove_all(self, entity_id: int, sequence_numbers: list[int]) -> None:
+        for number in sequence_numbers:
+            self.remove(entity_id, number)
+
     def move(
         self, entity_id: int, sequence_number: int, to_entity_id: int, message: StoredMessage
     ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from heapq import heapify, heappop, heappush, merge
 
 from twinbus.broker.engine.limits import (
@@ -96,19 +96,25 @@ class MessageIndex:
                 self._order = None
 
     def remove(self, message: StoredMessage) -> None:
-        del self.messages[message.sequence_number]
-        self.size_bytes -= message.size_bytes
-        # `is_plain`, written out: this is done for every message.
-        if (
-            message.session_id is not None
-            or message.overrides is not None
-            or len(message.message_id or "") > PLAIN_ID_LENGTH
-        ):
-            self.extra_bytes -= extra_bytes(message)
-        if message.state is SCHEDULED:
-            self.scheduled_count -= 1
-        elif message.state is DEFERRED:
-            self.deferred_count -= 1
+        self.remove_all((message,))
+
+    def remove_all(self, messages: Iterable[StoredMessage]) -> None:
+        by_number, size_bytes = self.messages, 0
+        for message in messages:
+            del by_number[message.sequence_number]
+            size_bytes += message.size_bytes
+            # `is_plain`, written out: this is done for every message.
+            if (
+                message.session_id is not None
+                or message.overrides is not None
+                or len(message.message_id or "") > PLAIN_ID_LENGTH
+            ):
+                self.extra_bytes -= extra_bytes(message)
+            if message.state is SCHEDULED:
+                self.scheduled_count -= 1
+            elif message.state is DEFERRED:
+                self.deferred_count -= 1
+        self.size_bytes -= size_bytes
 
     def defer(self, message: StoredMessage) -> None:
         if message.state is not DEFERRED:

@@ -371,6 +371,11 @@ class MessageStates:
         self.index.remove(message)
         self.journal.remove(self.entity_id, message.sequence_number)
 
+    def forget_all(self, messages: list[StoredMessage]) -> None:
+        """The same for many."""
+        self.index.remove_all(messages)
+        self.journal.remove_all(self.entity_id, [each.sequence_number for each in messages])
+
     def expire(self, message: StoredMessage, now_ms: int) -> None:
         """End a message whose time to live is over; the caller calls `take_out`."""
         if self.description.dead_letter_on_expiration and self.dead_letter is not None:

@@ -562,18 +562,18 @@ class Queue:
 
         A faster `settle` for many. Not for a queue with sessions.
         """
-        states, locks = self.states, self.states.locks
+        states = self.states
         if now_ms >= states.wake_ms:
             states.run_timers(now_ms)
-        if states.sessions is not None or not locks.hold(lock_tokens, now_ms):
+        if states.sessions is not None:
+            return False
+        done = states.locks.remove_all(lock_tokens, now_ms)
+        if done is None:
             return False
         self.accessed_at_ms = now_ms
         if states.engine_log is not None:
-            done = [delivery.message for token in lock_tokens if (delivery := locks.get(token))]
             states.engine_log.note("complete", self.path, done, now_ms)
-        forget, remove = states.forget, locks.remove
-        for token in lock_tokens:
-            forget(remove(token))
+        states.forget_all(done)
         return True
 
     def renew(self, lock_token: bytes, now_ms: int) -> int:

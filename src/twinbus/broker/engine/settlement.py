@@ -9,11 +9,12 @@ with sessions a message's lock lives as long as its session's, so only plain loc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from enum import Enum
+from functools import partial
 from heapq import heapify, heappop, heappush
-from itertools import count
-from typing import Generic, NamedTuple, TypeVar
+from itertools import count, repeat
+from typing import Final, Generic, NamedTuple, TypeVar, cast
 
 from twinbus.amqp.encoding import encode
 from twinbus.broker.descriptions import (
@@ -37,51 +38,83 @@ SWEEP_FACTOR = 4
 class Deadlines(Generic[K]):
     """Keys with a due time; `due_of` returns a key's present due time, 0 if it has none."""
 
-    __slots__ = ("_due_of", "_heap", "_sweep_at")
+    __slots__ = ("_due_of", "_heap", "_rows", "_rows_count", "_sweep_at")
 
     def __init__(self, due_of: Callable[[K], int]) -> None:
         self._due_of: Callable[[K], int] = due_of
         self._heap: list[tuple[int, K]] = []
+        self._rows: list[tuple[int, list[K]]] = []
+        """Keys that were added together, in a heap of their own: the last of a list is the next."""
+        self._rows_count = 0
+        """Keys in the rows."""
         self._sweep_at = SWEEP_FLOOR
 
     def __len__(self) -> int:
         """The number of entries, stale ones included."""
-        return len(self._heap)
+        return len(self._heap) + self._rows_count
 
     def add(self, due_ms: int, key: K) -> None:
         """Note that `key` is due at `due_ms`; `due_of` must return the same."""
         heappush(self._heap, (due_ms, key))
-        if len(self._heap) > self._sweep_at:
+        if len(self) > self._sweep_at:
             self._sweep()
 
-    def add_all(self, due_ms: int, keys: Iterable[K]) -> None:
-        heap = self._heap
-        for key in keys:
-            heappush(heap, (due_ms, key))
-        if len(heap) > self._sweep_at:
+    def add_all(self, due_ms: int, keys: Sequence[K]) -> None:
+        """The same for many, at least one."""
+        if len(keys) == 1:
+            self.add(due_ms, keys[0])
+            return
+        entry: tuple[int, list[K]] = due_ms, list(reversed(keys))
+        heappush(self._rows, entry)
+        self._rows_count += len(keys)
+        if len(self) > self._sweep_at:
             self._sweep()
 
     def pop(self, now_ms: int) -> K | None:
         """One key that is due by now, or None."""
-        heap = self._heap
-        while heap and heap[0][0] <= now_ms:
-            due_ms, key = heappop(heap)
+        while 0 < self._first_ms() <= now_ms:
+            due_ms, key = self._pop_first()
             if self._due_of(key) == due_ms:
                 return key
         return None
 
     def next_ms(self) -> int:
         """The earliest due time, 0 if there is none."""
-        heap = self._heap
-        while heap and self._due_of(heap[0][1]) != heap[0][0]:
-            heappop(heap)
-        return heap[0][0] if heap else 0
+        while (due_ms := self._first_ms()) and self._due_of(self._first_key()) != due_ms:
+            self._pop_first()
+        return due_ms
+
+    def _comes_from_rows(self) -> bool:
+        rows, heap = self._rows, self._heap
+        return bool(rows) and (not heap or rows[0][0] <= heap[0][0])
+
+    def _first_ms(self) -> int:
+        """The due time of the first entry, which may be stale; 0 if there is none."""
+        first = self._rows if self._comes_from_rows() else self._heap
+        return first[0][0] if first else 0
+
+    def _first_key(self) -> K:
+        return self._rows[0][1][-1] if self._comes_from_rows() else self._heap[0][1]
+
+    def _pop_first(self) -> tuple[int, K]:
+        if not self._comes_from_rows():
+            return heappop(self._heap)
+        due_ms, keys = self._rows[0]
+        key = keys.pop()
+        self._rows_count -= 1
+        if not keys:
+            heappop(self._rows)
+        return due_ms, key
 
     def _sweep(self) -> None:
         due_of = self._due_of
         self._heap = [entry for entry in self._heap if due_of(entry[1]) == entry[0]]
         heapify(self._heap)
-        self._sweep_at = max(SWEEP_FLOOR, SWEEP_FACTOR * len(self._heap))
+        rows = [(due_ms, [k for k in keys if due_of(k) == due_ms]) for due_ms, keys in self._rows]
+        self._rows = [row for row in rows if row[1]]
+        heapify(self._rows)
+        self._rows_count = sum(len(keys) for _, keys in self._rows)
+        self._sweep_at = max(SWEEP_FLOOR, SWEEP_FACTOR * len(self))
 
 
 class Timetable(Generic[Q]):
@@ -181,6 +214,12 @@ class LockedMessage(NamedTuple):
     """Only of a message received and deleted: the store no longer has it."""
 
 
+_locked: Final = cast(
+    "Callable[[tuple[StoredMessage, bytes, int, None]], LockedMessage]",
+    partial(tuple.__new__, LockedMessage),
+)
+
+
 class Locks:
     """The deliveries of one queue that are not settled yet, by lock token."""
 
@@ -206,27 +245,36 @@ class Locks:
         timed: bool,
     ) -> list[LockedMessage]:
         """Lock messages under fresh tokens; `timed` locks expire by themselves."""
-        held = self._deliveries
-        make = LockedMessage._make  # half the cost of the constructor, and this is the hot path
-        deliveries = []
-        for message in messages:
-            message.lock_token = token = fresh()
-            delivery = held[token] = make((message, token, until_ms, None))
-            deliveries.append(delivery)
-        if timed:
-            self.deadlines.add_all(until_ms, [delivery.lock_token for delivery in deliveries])
+        tokens = [fresh() for _ in messages]
+        # Without a loop of Python's: this is done for every message.
+        parts = zip(messages, tokens, repeat(until_ms), repeat(None), strict=False)
+        deliveries = list(map(_locked, parts))
+        self._deliveries.update(zip(tokens, deliveries, strict=True))
+        for message, token in zip(messages, tokens, strict=True):
+            message.lock_token = token
+        if timed and tokens:
+            self.deadlines.add_all(until_ms, tokens)
         return deliveries
 
     def get(self, token: bytes) -> LockedMessage | None:
         """The delivery that the token locks, if it still does."""
         return self._deliveries.get(token)
 
-    def hold(self, tokens: list[bytes], now_ms: int) -> bool:
+    def remove_all(self, tokens: list[bytes], now_ms: int) -> list[StoredMessage] | None:
+        """End these locks, of which none is named twice; None, and nothing done, if one is over."""
         held = self._deliveries
         try:
-            return all(held[token].locked_until_ms > now_ms for token in tokens)
+            deliveries = [held[token] for token in tokens]
         except KeyError:
-            return False
+            return None
+        if min([until_ms for _, _, until_ms, _ in deliveries], default=now_ms + 1) <= now_ms:
+            return None
+        messages = []
+        for message, token, _, _ in deliveries:
+            del held[token]
+            message.lock_token = None
+            messages.append(message)
+        return messages
 
     def renew(self, token: bytes, until_ms: int) -> None:
         self._deliveries[token] = self._deliveries[token]._replace(locked_until_ms=until_ms)

@@ -11,7 +11,7 @@ import asyncio
 import os
 import uuid
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Generic, Protocol, TypeVar
 
@@ -336,21 +336,19 @@ LOCK_TOKEN_BYTES = 16
 LOCK_TOKENS_AT_ONCE = 256
 
 
-class LockTokens:
+def lock_tokens() -> Callable[[], bytes]:
     """Gives new tokens that cannot be guessed: a client that knows one can settle its message.
 
     Random bytes are fetched for many tokens at once: a uuid4 for each would cost 2 us.
     """
 
-    def __init__(self) -> None:
-        self._fresh: list[bytes] = []
-
-    def __call__(self) -> bytes:
-        if not self._fresh:
+    def tokens() -> Iterator[bytes]:
+        while True:
             chance = os.urandom(LOCK_TOKEN_BYTES * LOCK_TOKENS_AT_ONCE)
-            starts = range(0, len(chance), LOCK_TOKEN_BYTES)
-            self._fresh = [chance[start : start + LOCK_TOKEN_BYTES] for start in starts]
-        return self._fresh.pop()
+            for start in range(0, len(chance), LOCK_TOKEN_BYTES):
+                yield chance[start : start + LOCK_TOKEN_BYTES]
+
+    return tokens().__next__
 
 
 def new_message_id() -> str:

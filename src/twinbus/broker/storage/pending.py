@@ -52,6 +52,11 @@ class PendingRecords:
         self._records[key] = None
         self.size_bytes += len(key)
 
+    def delete_all(self, keys: list[bytes]) -> None:
+        """Have these keys deleted from the disk."""
+        self._records.update(dict.fromkeys(keys))
+        self.size_bytes += sum(map(len, keys))
+
     def forget(self, key: bytes) -> None:
         """Leave the key on the disk as it is."""
         record = self._records.pop(key, None)

@@ -174,6 +174,14 @@ class RecordJournal(ABC):
             else:
                 self._note(amendment_key(entity_id, sequence_number), None)
 
+    def remove_all(self, entity_id: int, sequence_numbers: list[int]) -> None:
+        keys = message_keys(entity_id, sequence_numbers)
+        if self._amended.get(entity_id) or not self._pending.keys().isdisjoint(keys):
+            for number in sequence_numbers:
+                self.remove(entity_id, number)
+            return
+        self._pending.delete_all(keys)
+
     def move(
         self, entity_id: int, sequence_number: int, to_entity_id: int, message: StoredMessage
     ) -> None:

@@ -198,6 +198,10 @@ class MemoryStore(Store):
     def remove(self, entity_id: int, sequence_number: int) -> None:
         self._set(self._messages[entity_id], sequence_number, None)
 
+    def remove_all(self, entity_id: int, sequence_numbers: list[int]) -> None:
+        for number in sequence_numbers:
+            self.remove(entity_id, number)
+
     def move(
         self, entity_id: int, sequence_number: int, to_entity_id: int, message: StoredMessage
     ) -> None:

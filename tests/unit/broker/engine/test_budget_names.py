@@ -24,6 +24,7 @@ BUDGETS: dict[str, tuple[str, str]] = {
     "MessageStates._retries": (ENTITY, "bytes: twice the messages"),
     "Locks._deliveries": (ENTITY, "bytes: messages"),
     "Deadlines._heap": (ENTITY, "bytes: SWEEP_FACTOR times what has a due time"),
+    "Deadlines._rows": (ENTITY, "bytes: SWEEP_FACTOR times what has a due time"),
     "Forwarding._outbox": (ENTITY, "bytes: SWEEP_FACTOR times the messages that wait"),
     "Schedule._reached": (ENTITY, "bytes: messages whose publishing failed"),
     # Sessions of an entity

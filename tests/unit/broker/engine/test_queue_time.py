@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.unit.broker.fakes import FakeJournal, World, incoming, numbers
 from twinbus.broker.descriptions import QueueDescription
+from twinbus.broker.engine import settlement
 from twinbus.broker.engine.message_index import DuplicateHistory
 from twinbus.broker.engine.queue import Queue
-from twinbus.broker.engine.settlement import SettlementOutcome
+from twinbus.broker.engine.settlement import Deadlines, SettlementOutcome
 from twinbus.broker.journal import MessageState
 from twinbus.broker.refusals import MessageLockLost, MessageNotFound
 
@@ -217,3 +220,36 @@ class TestDuplicates:
         assert (history.accept("a", 200), history.next_ms()) == (False, 250)
         assert history.forget_old(250, 10) == 1
         assert len(history) == 0
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("add"), st.integers(1, 9), st.lists(st.integers(0, 99), max_size=4)),
+            st.tuples(st.just("pop"), st.integers(1, 9), st.just([])),
+        ),
+        max_size=60,
+    ),
+    st.integers(0, 4),
+)
+def test_keys_come_out_when_they_are_due_and_once(
+    steps: list[tuple[str, int, list[int]]], floor: int
+) -> None:
+    due: dict[int, int] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(settlement, "SWEEP_FLOOR", floor)
+        deadlines: Deadlines[int] = Deadlines(lambda key: due.get(key, 0))
+        for step, at_ms, keys in steps:
+            if step == "add":
+                due |= dict.fromkeys(keys, at_ms)
+                if len(keys) > 1:
+                    deadlines.add_all(at_ms, sorted(set(keys)))
+                elif keys:
+                    deadlines.add(at_ms, keys[0])
+                continue
+            assert deadlines.next_ms() == min(due.values(), default=0)
+            while (key := deadlines.pop(at_ms)) is not None:
+                assert due[key] == min(due.values()) <= at_ms
+                del due[key]
+            assert min(due.values(), default=at_ms + 1) > at_ms
+            assert len(deadlines) >= len(due)
