@@ -48,11 +48,12 @@ class PumpMachine(RuleBasedStateMachine):
 
     @initialize(
         messages=st.integers(4, 12),
+        sent=st.sampled_from([1, 3, 100]),
         size_bytes=st.sampled_from([50, 400, 10_000_000]),
         grace_s=st.sampled_from([0.0, 30.0, 100_000.0]),
     )
-    def begin(self, messages: int, size_bytes: int, grace_s: float) -> None:
-        limits = IntakeLimits(messages=messages, size_bytes=size_bytes, answer_s=30.0)
+    def begin(self, messages: int, sent: int, size_bytes: int, grace_s: float) -> None:
+        limits = IntakeLimits(messages=messages, sent=sent, size_bytes=size_bytes, answer_s=30.0)
         self.world = World(
             limits=limits, grace_s=grace_s, poll_s=900.0, strict=self.strict, home=self.home
         )

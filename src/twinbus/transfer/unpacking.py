@@ -72,6 +72,8 @@ class BacklogMessage:
     received_at: float = 0.0
     renew_at: float = 0.0
     sent_at: float = 0.0
+    was_sent: bool = False
+    """The primary may have it."""
     settling_at: float = 0.0
     accepted: bool = False
     """The primary has it."""

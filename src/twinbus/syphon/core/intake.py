@@ -33,18 +33,21 @@ RENEW_AFTER: Final = 0.5
 class IntakeLimits:
     """How much a pump may have in flight, and how long it waits for an answer."""
 
-    messages: int = 2_000
-    """Messages received and not settled; a crash can duplicate at most as many."""
+    messages: int = 4_000
+    """Messages received and not settled."""
+    sent: int = 2_000
+    """Those of them that were sent to the primary; a crash can duplicate at most as many."""
     size_bytes: int = 16 * 1024 * 1024
     """The same in bytes; only messages larger than any before can exceed it."""
     answer_s: float = 30.0
     """Time limit of an accept, an attach or a settlement."""
 
     def __post_init__(self) -> None:
-        if self.messages < FETCH_SHARE or self.size_bytes < 1 or self.answer_s <= 0:
+        least = self.messages < FETCH_SHARE or self.sent < 1 or self.size_bytes < 1
+        if least or self.answer_s <= 0:
             raise ValueError(
-                f"limits must be at least {FETCH_SHARE} messages, 1 byte and a positive time; "
-                f"got {self.messages}, {self.size_bytes} and {self.answer_s}"
+                f"limits must be at least {FETCH_SHARE} messages, 1 sent, 1 byte and a positive "
+                f"time; got {self.messages}, {self.sent}, {self.size_bytes} and {self.answer_s}"
             )
 
 
@@ -68,6 +71,8 @@ class Intake:
         self._fetch_window = limits.messages // FETCH_SHARE
         self._link_window = limits.messages - self._fetch_window
         self._fetched = 0
+        self.send_room = limits.sent
+        """How many more messages may be sent for the first time."""
         self.remembered: dict[tuple[int, int], None] = {}
         """Identities of messages that the primary has and that the queue may deliver again."""
         self._highest = 0
@@ -119,6 +124,8 @@ class Intake:
         self.size_bytes -= message.size_bytes
         if message.is_deferred:
             self._fetched -= 1
+        if message.was_sent:
+            self.send_room += 1
         if message.accepted and self.remembered:
             self.remembered.pop(message.identity, None)
         if self.on_removed is not None:

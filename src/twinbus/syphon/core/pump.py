@@ -113,7 +113,7 @@ class Pump:
             self.intake, self._settlements, self.destinations, self._waiting, self._deferred, pace
         )
         self._sending = SendControl(
-            self.destinations, self._settlements, self._waiting, self._receiving
+            self.destinations, self._settlements, self._waiting, self._receiving, self.intake
         )
         self.order: StrictOrder | None = None
         if lanes is not None:
@@ -329,7 +329,7 @@ class Pump:
                 # Received by number and released: the queue never delivers it by itself.
                 self._waiting.was_deferred(message, now)
         self.meter.moved(gone, now)
-        actions = self._receiving.grant(now)
+        actions = self._sending.use_room(now) + self._receiving.grant(now)
         if has_room:
             # No accepted message asks for the next of a destination that is given up.
             actions += self._receiving.fetch_all(now)
@@ -343,7 +343,7 @@ class Pump:
                     self.intake.remember(message)
                 if message.is_deferred:
                     self._waiting.was_deferred(message, now)
-        actions = self._receiving.grant(now)
+        actions = self._sending.use_room(now) + self._receiving.grant(now)
         if self.order is not None:
             actions += self.order.settle_failed(messages, now)
         return actions
@@ -366,7 +366,8 @@ class Pump:
                 self.intake.forget(message)
                 if message.is_deferred:
                     self._waiting.was_deferred(message, now)
-        return self._advanced(self._receiving.grant(now), now)
+        actions = self._sending.use_room(now) + self._receiving.grant(now)
+        return self._advanced(actions, now)
 
     # The destinations
 
@@ -519,6 +520,7 @@ class Pump:
                     actions += self._release_waiting(now)
         for destination in self.destinations:
             actions += self._sending.tick(destination, self.limits.answer_s, now)
+        actions += self._sending.use_room(now)
         actions += self._receiving.renew_locks(self.limits.answer_s, now)
         if self.credit and now >= self._poll_at:
             self._poll_at = now + self._poll_s

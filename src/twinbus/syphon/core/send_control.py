@@ -21,7 +21,7 @@ from twinbus.syphon.core.destination import (
     Destinations,
     WaitingMessages,
 )
-from twinbus.syphon.core.intake import Settlements
+from twinbus.syphon.core.intake import Intake, Settlements
 from twinbus.syphon.core.pacing import Pace
 from twinbus.syphon.core.receive_control import ReceiveControl
 from twinbus.transfer.unpacking import BacklogMessage
@@ -40,12 +40,16 @@ class SendControl:
         settlements: Settlements,
         waiting: WaitingMessages,
         receiving: ReceiveControl,
+        intake: Intake,
     ) -> None:
+        self._intake = intake
         self._destinations = destinations
         self._settlements = settlements
         self._waiting = waiting
         self._receiving = receiving
         self._waits_until = float("-inf")
+        self._lacks_room = False
+        """Something waits because too much was sent that is not settled."""
 
     def serve(self, destination: Destination, now: float) -> list[Action]:
         """Send a destination what waits for it, as far as it takes it; defer it if it is held."""
@@ -65,9 +69,11 @@ class SendControl:
             return actions
         sent, limit_bytes = destination.sent, destination.limit_bytes
         settlements, remembered = self._settlements, self._settlements.remembered
-        pace = self._receiving.pace
+        intake, pace = self._intake, self._receiving.pace
         if pace is not None and pace.governor.is_open:
             pace = None
+        if not self._has_room(destination):
+            return actions  # Before the rate gives it a slice.
         most = ANY_NUMBER
         if pace is not None:
             most = destination.ready
@@ -77,9 +83,9 @@ class SendControl:
             if not most:
                 break
             most -= 1
-            if destination.unsorted:
-                destination.sort_waiting()
-            message = destination.waiting.popleft()
+            if intake.send_room <= 0 and not self._has_room(destination):
+                break
+            message = destination.next_waiting()
             # While it waited, the primary may have accepted an earlier delivery of it.
             if remembered and (known := settlements.complete_known(message, now)) is not None:
                 actions += known
@@ -91,9 +97,35 @@ class SendControl:
                 continue
             destination.credit -= 1
             message.sent_at = now
+            if not message.was_sent:
+                message.was_sent = True
+                intake.send_room -= 1
             sent[message.lock_token] = message
             actions.append(Forward(message))
         return actions if pace is None else actions + self._wait_for(pace)
+
+    def _has_room(self, destination: Destination) -> bool:
+        """Whether its next message, if there is one, may be sent beside all that is not settled.
+
+        One that was sent before may: the primary may have it already.
+        """
+        if self._intake.send_room > 0 or not destination.waiting:
+            return True
+        if destination.unsorted:
+            destination.sort_waiting()
+        if destination.waiting[0].was_sent:
+            return True
+        self._lacks_room = True
+        return False
+
+    def use_room(self, now: float) -> list[Action]:
+        """Send what waited until others were settled, the oldest messages first."""
+        if not self._lacks_room or self._intake.send_room <= 0:
+            return []
+        self._lacks_room = False
+        waiting = [each for each in self._destinations if each.waiting]
+        waiting.sort(key=lambda each: each.waiting[0].sequence_number)
+        return [action for destination in waiting for action in self.serve(destination, now)]
 
     def _wait_for(self, pace: Pace) -> list[Action]:
         until = pace.wake_at

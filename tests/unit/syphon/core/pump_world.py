@@ -385,6 +385,8 @@ class World:
         assert self.pump.credit >= 0
         assert self.pump.credit == self.credit
         assert self.pump.in_flight + self.pump.credit <= self.limits.messages
+        sent = sum(message.was_sent for message in self.pump.intake)
+        assert self.pump.intake.send_room == self.limits.sent - sent >= 0
         # One that is larger than all that is allowed may come over the link, and one by number.
         assert self.pump.bytes_in_flight <= max(self.limits.size_bytes, 2 * self.size_bytes)
         for stored in self.queue.values():

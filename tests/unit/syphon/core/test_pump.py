@@ -69,6 +69,52 @@ def test_messages_under_way_are_bounded_by_number() -> None:
     assert world.credit == 30
 
 
+def test_no_more_are_sent_than_a_crash_may_duplicate() -> None:
+    world = running(limits=IntakeLimits(messages=40, sent=10))
+    for path in ("orders", "bills", "orders"):
+        world.store(path, 8)
+    assert world.deliver(24) == 24
+    world.attach("orders")
+    world.attach("bills")
+    assert [message.sequence_number for message in world.sent] == [*range(1, 9), 17, 18]
+    world.accept(10)
+    assert world.sent == [], "what is accepted and not settled counts, too"
+    world.confirm(1)
+    assert [message.sequence_number for message in world.sent] == [9], "the oldest comes first"
+    world.confirm(9)
+    numbers = [message.sequence_number for message in world.sent]
+    assert numbers == [*range(9, 17), 19, 20]
+    world.settle_everything()
+    assert sorted(world.in_primary) == [*range(1, 25)]
+
+
+def test_what_waits_for_room_is_sent_though_another_destination_needs_none() -> None:
+    world = running(limits=IntakeLimits(messages=40, sent=5))
+    world.store("bills", 3)
+    world.store("orders", 5)
+    world.deliver(8)
+    world.attach("bills")
+    world.attach("orders")
+    world.accept(1)
+    world.detach("bills", "amqp:link:detach-forced")
+    world.accept(2)
+    world.attach("bills")
+    world.confirm(3)
+    assert [message.sequence_number for message in world.sent] == [2, 3, 6, 7, 8]
+
+
+def test_what_was_sent_before_a_link_was_lost_is_sent_again_without_more_room() -> None:
+    world = running(limits=IntakeLimits(messages=40, sent=3))
+    world.store("orders", 5)
+    world.deliver(5)
+    world.attach("orders")
+    world.detach("orders", "amqp:link:detach-forced")
+    world.tick(5.0)
+    world.attach("orders")
+    world.settle_everything()
+    assert world.in_primary == [1, 2, 3, 4, 5]
+
+
 def test_messages_under_way_are_bounded_by_size() -> None:
     world = running(limits=IntakeLimits(messages=400, size_bytes=100_000), size_bytes=10_000)
     world.store("orders", 500)
@@ -465,3 +511,5 @@ def test_a_paused_pump_gives_back_what_was_not_sent_and_ends_what_was() -> None:
 def test_limits_that_allow_nothing_are_refused() -> None:
     with pytest.raises(ValueError, match="at least 4 messages"):
         IntakeLimits(messages=3)
+    with pytest.raises(ValueError, match="1 sent"):
+        IntakeLimits(sent=0)
