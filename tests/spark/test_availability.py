@@ -27,6 +27,7 @@ from tests.spark.ledgers import (
 )
 from twinbus.pairing.core.failover import EntityFailover, SendFailed
 from twinbus.pairing.observing.recording import CLOSED
+from twinbus.pipeline.core.rules import AT_ONCE
 from twinbus.pipeline.spark.session import session_for_few
 from twinbus.pipeline.tables import availability, reconciliation, schemas
 from twinbus.pipeline.tables.records import tallied
@@ -73,7 +74,7 @@ STATES = [
     state("suspect", 110, "p"),
     state("failed over", 112, "p"),
     # At once, for the failover interval is 0.
-    state("failed over", 7, "t", entity="audit", error=availability.AT_ONCE),
+    state("failed over", 7, "t", entity="audit", error=AT_ONCE),
     state("healthy", 9, "t", entity="audit"),
     # Suspect and failed over in the same millisecond, another entity.
     state("healthy", 25, "r", entity="news"),
@@ -100,7 +101,7 @@ WINDOWS = [
     ("a+b", "orders", "p", None, ms(100), ms(103), None, "forced", 1),
     ("a+b", "orders", "p", ms(110), ms(112), None, None, "failed over now", 1),
     ("a+b", "news", "r", ms(20), ms(20), ms(25), None, "failed over now", 0),
-    ("a+b", "audit", "t", ms(7), ms(7), ms(9), None, availability.AT_ONCE, 0),
+    ("a+b", "audit", "t", ms(7), ms(7), ms(9), None, AT_ONCE, 0),
     ("a+b", "mail", "u", ms(5), ms(6), None, ms(16), "failed over now", 0),
     ("a+b", "mail", "u", None, ms(22), ms(24), None, "forced", 0),
 ]
@@ -173,7 +174,7 @@ def _downtimes(found: DataFrame) -> list[Any]:
 def test_the_words_of_states_and_of_a_failover_at_once_are_those_of_the_machine() -> None:
     entity = EntityFailover(failover_interval_s=0, ping_interval_s=60)
     entity.handle(SendFailed(counts=True), 1.0)
-    assert (entity.state, entity.reason) == (EntityState.FAILED_OVER, availability.AT_ONCE)
+    assert (entity.state, entity.reason) == (EntityState.FAILED_OVER, AT_ONCE)
     assert set(availability.STATES) == {state.value for state in EntityState}
     assert availability.CLOSED == CLOSED
 

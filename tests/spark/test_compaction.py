@@ -15,8 +15,9 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from tests.spark.kept import write_lines
-from tests.spark.ledgers import Line, came_out, completed, diverted, moved, received, sent
-from twinbus.ledger.record import LedgerError
+from tests.spark.ledgers import Line, came_out, completed, diverted, line, moved, received, sent
+from twinbus.ledger.record import WRITER, LedgerError
+from twinbus.pipeline.core.mentions import written_id
 from twinbus.pipeline.core.rules import is_erased_id
 from twinbus.pipeline.reports.conservation import conservation_report
 from twinbus.pipeline.reports.documents import ReportRequest, ReportVerdict
@@ -28,10 +29,10 @@ from twinbus.pipeline.store.lake import DataFile, Snapshot, TableChange
 from twinbus.pipeline.store.lineage import show
 from twinbus.pipeline.store.place_files import PlaceFiles
 from twinbus.pipeline.store.quarantine import rows_of_lines
-from twinbus.pipeline.store.removal import _new_id, _remove_lines, erase, retain, written_id
+from twinbus.pipeline.store.removal import _new_id, _remove_lines, erase, retain
 from twinbus.pipeline.store.store import TableStore
 from twinbus.pipeline.store.stream import open_store, rebuild, update
-from twinbus.pipeline.tables.gold import BRONZE, JOURNEYS, NOTABLE, SUMS, kept_tables
+from twinbus.pipeline.tables.gold import BRONZE, JOURNEYS, NOTABLE, STATES, SUMS, kept_tables
 from twinbus.pipeline.tables.journeys import merged
 from twinbus.pipeline.tables.quarantine import TEXT_MAX
 
@@ -293,3 +294,47 @@ def test_a_lost_message_is_forgotten_and_stays_lost(spark: SparkSession, tmp_pat
     with pytest.raises(LedgerError, match=r"a was not erased: p-2\.jsonl\.open names it and is"):
         erase(store, str(tmp_path), "a")
     assert store.latest() == latest
+
+
+def texts_in(store: TableStore, ledger: Path) -> set[str]:
+    """Every text of a record that the tables and the files of a ledger have."""
+    few, snapshot = store.for_few(), store.latest()
+    records = few.read(BRONZE, snapshot).select("error", "client", "trace_id").collect()
+    reasons = few.read(STATES, snapshot).select("reason").collect()
+    lines = "".join(path.read_text() for path in ledger.glob("*.jsonl")).splitlines()
+    told = [json.loads(one) for one in lines if WRITER not in one]
+    in_files = [one.get(name) for one in told for name in ("error", "client", "trace_id")]
+    return {text for row in (*records, *reasons, in_files) for text in row if text}
+
+
+def test_texts_about_other_things_no_longer_name_an_erased_message(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    long = f"{'x' * 293} {SECRET}"[:300]
+    suspect = line("state", state="suspect", error=f"a send failed: {SECRET}: no answer")
+    down = line("state", at_s=1, state="failed over", error="a send failed")
+    lines = [
+        *(suspect, down, sent("a", error=f'refused: "{SECRET}" comes first')),
+        *(sent("b", error=long), sent("c", error=f"other{SECRET}", client="gate-7")),
+        completed("d", view="broker", error=f"TTLExpiredException of {SECRET}"),
+        sent("e", client="ours", trace_id=SECRET),
+    ]
+    write(tmp_path, "p-0", lines)
+    (tmp_path / "_proof.json").write_text(json.dumps({"text": f"{SECRET} is lost"}))
+    update(spark, tmp_path)
+    store = open_store(spark, tmp_path).for_few()
+    done = erase(store, str(tmp_path), SECRET)
+    assert (done.records_erased, done.raw_files_changed) == (0, 1)
+    left = {
+        *("a send failed:", "a send failed", 'refused: "', "x" * 293, f"other{SECRET}"),
+        *("TTLExpiredException of", "gate-7", "ours"),
+    }
+    assert texts_in(store, tmp_path) == left
+    assert not (tmp_path / "_proof.json").exists()
+    # Nothing is left to do; and an id that is a digit or a word costs no text that has it inside.
+    for other in (SECRET, "7", "ate", "a", "TTLExpiredException"):
+        done = erase(store, str(tmp_path), other)
+        expected = (1, 1) if other == "a" else (0, 0)
+        assert (done.records_erased, done.raw_files_changed) == expected, other
+    left -= {'refused: "', "a send failed:"}
+    assert texts_in(store, tmp_path) == left

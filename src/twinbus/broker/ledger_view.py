@@ -40,15 +40,13 @@ from typing import TYPE_CHECKING, Any
 
 from twinbus.errors import BrokerStartError
 from twinbus.ledger import LedgerError, LedgerWriter
+from twinbus.ledger.record import ERROR_LENGTH_MAX
 from twinbus.servicebus.names import BACKLOG_MARK
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from twinbus.broker.engine.engine_log import LoggedOperation
-
-ERROR_LENGTH_MAX = 300
-"""Limit of a reason's text, which a client may have written."""
 
 
 def open_view_ledger(directory: Path | str) -> LedgerWriter:

@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 
 from twinbus.client.outcomes import DEFERRED, RELEASE, SettlingOutcome
 from twinbus.client.request_node import LinkEnded
+from twinbus.ledger.record import ERROR_LENGTH_MAX
 from twinbus.ledger.requests import ACCEPT_SESSION, BilledRequests
 from twinbus.servicebus import conditions
 from twinbus.servicebus.failures import NamespaceFailure
@@ -33,8 +34,6 @@ DELETED: Final = "deleted"
 """State of a receive that completed the message too: no settlement follows."""
 
 NOT_SETTLED: Final = "its receiver was closed and had not settled it"
-
-ERROR_LENGTH_MAX: Final = 300
 
 NO_FREE_SESSION: Final = (conditions.TIMEOUT, conditions.SESSION_TAKEN)
 """Why an entity gives no session: none is free, or another receiver has it."""

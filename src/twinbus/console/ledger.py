@@ -142,13 +142,14 @@ def erase(
     message_id: Annotated[str, option("ID", "Id of the message to forget.")],
     given: TablesOptions,
 ) -> int:
-    """Remove the id of one message, and what its records tell of it.
+    """Remove everything that names one message.
 
     A random name takes the place of its id, in the tables and in the ledger's files, so that
     figures stay the same: a lost message stays lost. Trace, sequence number, client and error text
-    of its records go too; error texts of other records that mention it stay. Old files are deleted
-    at once, so a report that is running may fail. If a file that is still being written names the
-    message, the command changes nothing and fails: end that process and run it again.
+    of its records go too, and other texts end where they name it as a word of its own. Names of
+    entities and processes stay, and reasons given to `ledger close`. Old files are deleted at once,
+    so a report that is running may fail. If a file that is still being written names the message,
+    the command changes nothing and fails: end that process and run it again.
     """
     if not message_id:
         # An empty text is in every line.

@@ -83,6 +83,10 @@ write: reports must say so. There is no field for billing units: they are the si
 counted is the reader's rule. From `number` on, fields are those of `writer` lines, which `chain`
 describes; a broker's `state` line "recovered" has `lines` too (`twinbus.broker.ledger_view`)."""
 
+ERROR_LENGTH_MAX: Final = 300
+"""Characters that writers keep of an `error`: a text of the service can be pages long, and a client
+may have written it."""
+
 REQUIRED: Final = ("v", "at_ms", "operation", "process")
 
 _encoder = json.JSONEncoder(separators=(",", ":"), check_circular=False, allow_nan=False)

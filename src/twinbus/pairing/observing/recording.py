@@ -20,7 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from twinbus.errors import error_text
-from twinbus.ledger.record import LineForm
+from twinbus.ledger.record import ERROR_LENGTH_MAX, LineForm
 from twinbus.ledger.requests import CONSUMER, BilledRequests
 from twinbus.servicebus.failures import outcome_of
 
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
 
 CLOSED: Final = "closed"
 """State in a ledger record: the pair was closed while the entity was not healthy."""
-
-ERROR_LENGTH_MAX: Final = 300
-"""Characters kept of an error's text; one of the service can be pages long."""
 
 Message = tuple[str | None, int | None]
 """Id and size in bytes."""

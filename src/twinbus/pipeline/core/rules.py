@@ -40,8 +40,13 @@ BESIDE_FATES: Final = (
 RAN_OUT: Final = "TTLExpiredException"
 """The reason of Service Bus for dead-lettering an expired message."""
 
-BY_THE_BROKER: Final = f"^({RAN_OUT}|MaxDeliveryCountExceeded)"
+BROKER_REASONS: Final = (RAN_OUT, "MaxDeliveryCountExceeded")
 """Reasons for which a broker dead-letters a message by itself."""
+
+BY_THE_BROKER: Final = f"^({'|'.join(BROKER_REASONS)})"
+
+AT_ONCE: Final = "a send failed"
+"""The reason of a failover without suspicion: the failover interval is 0."""
 
 ANSWER_MAX_MS: Final = 60_000
 """Maximum duration of one attempt (`attempt_timeout`)."""

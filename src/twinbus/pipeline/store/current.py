@@ -43,6 +43,7 @@ from twinbus.pipeline.tables.gold import (
     BUCKET_S,
     JOURNEYS,
     NOTABLE,
+    STATES,
     GoldTable,
     kept_tables,
     summed,
@@ -183,7 +184,7 @@ class CurrentTables:
 
     def notable(self) -> DataFrame:
         """Return messages that a report may have to name, as `schemas.FATES`."""
-        return with_fates(self.table(NOTABLE.name), self.table("states"))
+        return with_fates(self.table(NOTABLE.name), self.table(STATES))
 
     def in_backlog(self) -> DataFrame:
         """Return the broker's records of messages in backlog queues, as `schemas.NOTABLE`."""

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from twinbus.ledger.facts import GZIP_SUFFIX
+from twinbus.pipeline.core.mentions import written_id
 from twinbus.pipeline.store.place_files import PlaceFiles
-from twinbus.pipeline.store.removal import written_id
 from twinbus.pipeline.store.store import TableStore
 from twinbus.pipeline.tables.gold import BRONZE, NOTABLE
 

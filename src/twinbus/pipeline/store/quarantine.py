@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 _START_BYTES: Final = 4 * TEXT_MAX
 """As many bytes of UTF-8 have at least the characters that are kept of a line."""
 
-PART_OF_ID_MIN: Final = 4
-"""Characters of an id at the end of a text, which may be cut there, that count as the id."""
-
 Row = Mapping[str, Any]
 
 
@@ -72,16 +69,6 @@ def changed_lines(
             old.append(file)
             new += written(store, after, store.new_part(snapshot.batch))
     return TableChange(new, old) if old else None
-
-
-def names_message(text: str, forms: Sequence[str]) -> bool:
-    """Return whether a kept text has an id, or ends inside it, in one of the forms it can have."""
-    return any(form in text or _ends_inside(text, form) for form in forms)
-
-
-def _ends_inside(text: str, form: str) -> bool:
-    sizes = range(min(PART_OF_ID_MIN, len(form)), len(form))
-    return any(text.endswith(form[:size]) for size in sizes)
 
 
 def _numbers(files: PlaceFiles, name: str, lines: Sequence[Row]) -> list[int | None]:

@@ -9,9 +9,10 @@ begins a journey of its own.
 Erasure replaces an id by a random name everywhere. The records, the journey and the lines of the
 message stay, without other fields that could identify it. So its fate still counts: a lost message
 stays lost, an undecided one unknown, and a rebuild gives the same result. Nothing leads from the
-new name to the id. A rejected line that names the message, or ends inside its id, loses its text
-in the quarantine. The files that held the id are removed at once: a report that still reads them
-fails, and can be made again.
+new name to the id. A text of another record is cut where it names the message (`core.mentions`),
+and a rejected line that names it, or ends inside its id, loses its text in the quarantine. Names of
+entities, queues and processes stay, and the reasons that people gave to `ledger close`. The files
+that held the id are removed at once: a report that still reads them fails, and can be made again.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ import gzip
 import json
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
+from functools import reduce
 from hashlib import sha256
-from typing import Final, TypeVar
+from operator import or_
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from pyspark.sql import functions as F
 
@@ -33,7 +36,15 @@ from twinbus.ledger.facts import GZIP_SUFFIX, WriterNote, is_readable, note_file
 from twinbus.ledger.files import process_name
 from twinbus.ledger.open_file import HOST
 from twinbus.ledger.record import OPEN_SUFFIX, LedgerError
-from twinbus.pipeline.core.rules import ERASED, RAN_OUT, is_erased_id
+from twinbus.pipeline.core.mentions import (
+    CUT_LENGTH_MIN,
+    LEFT_OFF,
+    TELLING,
+    TEXTS,
+    Mentions,
+    renamed_line,
+)
+from twinbus.pipeline.core.rules import BY_THE_BROKER, ERASED, is_erased_id
 from twinbus.pipeline.store.compaction import (
     COMMIT_TRIES,
     Announce,
@@ -48,12 +59,15 @@ from twinbus.pipeline.store.compaction import (
 from twinbus.pipeline.store.increment import judged_by, with_key_hash
 from twinbus.pipeline.store.lake import DataFile, Snapshot, TableChange
 from twinbus.pipeline.store.place_files import PlaceFiles
-from twinbus.pipeline.store.quarantine import Row, changed_lines, names_message
+from twinbus.pipeline.store.quarantine import Row, changed_lines
 from twinbus.pipeline.store.store import TableStore, ledger_paths, paths_of
-from twinbus.pipeline.tables.gold import BRONZE, JOURNEYS, NOTABLE
+from twinbus.pipeline.tables.gold import BRONZE, JOURNEYS, NOTABLE, STATES
 from twinbus.pipeline.tables.journeys import MESSAGE_KEY, merged
 from twinbus.pipeline.tables.quarantine import QUARANTINE
 from twinbus.pipeline.tables.schemas import day_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
 
 T = TypeVar("T")
 
@@ -61,11 +75,8 @@ DAYS_MIN: Final = 1
 """Today is always kept: its journeys are not complete."""
 
 
-_ORDER: Final = {BRONZE: "at_ms", JOURNEYS: "first_ms", NOTABLE.name: "first_ms"}
+_ORDER: Final = {BRONZE: "at_ms", JOURNEYS: "first_ms", NOTABLE.name: "first_ms", STATES: "at_ms"}
 """The tables that name messages, and the column by which their files are ordered."""
-
-_TELLING: Final = ("client", "sequence_number", "trace_id")
-"""Fields of a record that identify its message in another system."""
 
 _AT_WORK: Final = "_erasing.json"
 """Holds the id and its new name until the end: an erasure that was killed continues with the same
@@ -214,40 +225,65 @@ def erase(
     """Remove the id of a message; LedgerError, and no change, if an open file has it."""
     say = announce or (lambda line: None)
     say(f"looking for message {message_id} in the ledger's files")
-    files = PlaceFiles(ledger)
-    names = _naming(store, files, message_id)
-    still_open = [name for name in names if name.endswith(OPEN_SUFFIX)]
-    if still_open:
-        raise LedgerError(
-            f"message {message_id} was not erased: {still_open[0]} names it and is still being"
-            " written; close its process, and erase again"
-        )
+    files, mentions = PlaceFiles(ledger), Mentions(message_id)
+    names = _suspected(store, files, mentions)
+    for name in names:
+        if name.endswith(OPEN_SUFFIX) and _names(files, name, mentions):
+            raise LedgerError(
+                f"message {message_id} was not erased: {name} names it and is still being"
+                " written; close its process, and erase again"
+            )
     new_id = _new_id(files, message_id)
     # The files first: so tables take no more records with the id.
-    for name in names:
-        before = files.content(name)
-        lines = before.split(b"\n")
-        after = b"\n".join(_renamed(line, message_id, new_id) for line in lines)
-        # The note first: a kill after it leaves no unexplained change.
-        _sign_off(files, name, before, after)
-        packed = gzip.compress(after) if name.endswith(GZIP_SUFFIX) else after
-        files.put(name, packed)
+    ended = [name for name in names if not name.endswith(OPEN_SUFFIX)]
+    changed = sum(_rewrite(files, name, mentions, new_id) for name in ended)
+    # What the page keeps of reports.
+    kept = {one.name for one in files.found() if one.name.startswith("_")} - {_AT_WORK}
+    for name in kept:
+        if mentions.are_in(files.text(name)):
+            files.remove(name)
     say(f"looking for message {message_id} in the tables")
-    records = _erase_from_tables(store, message_id, new_id)
+    records = _erase_from_tables(store, mentions, new_id)
     store.lake.sweep(keep_h=0)
     files.remove(_AT_WORK)
-    return Erased(store.latest(), records, len(names))
+    return Erased(store.latest(), records, changed)
 
 
-def _sign_off(files: PlaceFiles, name: str, before: bytes, after: bytes) -> None:
+def _names(files: PlaceFiles, name: str, mentions: Mentions) -> bool:
+    lines = _lines(files.pieces(name))
+    return any(line != renamed_line(line, mentions, ERASED) for line in lines)
+
+
+def _rewrite(files: PlaceFiles, name: str, mentions: Mentions, new_id: str) -> bool:
+    """Replace a file that names the message; return whether it did. Only one file is in memory."""
+    hash_before, after, is_changed = sha256(), bytearray(), False
+    for number, line in enumerate(_lines(files.pieces(name))):
+        end_before = b"\n" if number else b""
+        hash_before.update(end_before + line)
+        told = renamed_line(line, mentions, new_id)
+        is_changed |= told != line
+        after += end_before + told
+    if is_changed:
+        # The note first: a kill after it leaves no unexplained change.
+        _sign_off(files, name, hash_before.hexdigest(), sha256(after).hexdigest())
+        files.put(name, gzip.compress(after) if name.endswith(GZIP_SUFFIX) else bytes(after))
+    return is_changed
+
+
+def _lines(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """Yield lines without their ends; the last one is empty if the file ends with a whole line."""
+    rest = b""
+    for piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        yield from lines
+    yield rest
+
+
+def _sign_off(files: PlaceFiles, name: str, hash_before: str, hash_after: str) -> None:
     """Put a file into the ledger that notes the new hash of another one."""
     at_ms = time.time_ns() // 1_000_000
     note = WriterNote(
-        "erased",
-        at_ms,
-        stem_of(name),
-        hash_before=sha256(before).hexdigest(),
-        hash_after=sha256(after).hexdigest(),
+        "erased", at_ms, stem_of(name), hash_before=hash_before, hash_after=hash_after
     )
     files.put(*note_file(process_name("erase"), HOST, at_ms, [note]))
 
@@ -264,20 +300,19 @@ def _new_id(files: PlaceFiles, message_id: str) -> str:
     return new_id
 
 
-def _erase_from_tables(store: TableStore, message_id: str, new_id: str) -> int:
-    """Rename a message in every table; return how many records it had."""
+def _erase_from_tables(store: TableStore, mentions: Mentions, new_id: str) -> int:
+    """Remove a message from every table; return how many records it had."""
     counts: list[int] = []
-    forms = (message_id, written_id(message_id))
 
     def forgotten(row: Row) -> Row:
         # What else the line says can tell its message too.
-        return {**row, "text": ""} if names_message(row["text"], forms) else row
+        return {**row, "text": ""} if mentions.are_in(row["text"]) else row
 
     def rename(latest: Snapshot) -> int | None:
         found = {
             table: change
             for table in _ORDER
-            if (change := _without(store, latest, table, message_id, new_id)) is not None
+            if (change := _without(store, latest, table, mentions, new_id)) is not None
         }
         lines = changed_lines(store, latest, forgotten)
         if lines is not None:
@@ -293,76 +328,77 @@ def _erase_from_tables(store: TableStore, message_id: str, new_id: str) -> int:
 
 
 def _without(
-    store: TableStore, snapshot: Snapshot, table: str, message_id: str, new_id: str
+    store: TableStore, snapshot: Snapshot, table: str, mentions: Mentions, new_id: str
 ) -> tuple[TableChange, int] | None:
     """Rewrite the files that name a message, and count its rows; None if no file does."""
     files = {file.path: file for file in store.lake.files(table, snapshot)}
     if not files:
         return None
-    is_it = F.col("message_id") == message_id
+    is_it, values = _values(table, mentions, new_id)
+    compared = [name for name in values if name != "sequence_number"]
+    is_changed = (~F.col(name).eqNullSafe(values[name]) for name in compared)
     many = store.for_many(snapshot.records)
     found = (
         many.read(table, snapshot)
-        .where(is_it)
+        .where(reduce(or_, is_changed))
         .groupBy(F.col("_metadata.file_path").alias("file"))
-        .count()
+        .agg(F.count_if(is_it).alias("own"))
         .collect()
     )
     if not found:
         return None
     old = tuple(files[path] for path in paths_of(row["file"] for row in found))
     rows = many.read_files(table, [file.path for file in old])
-    changed = {"message_id": F.lit(new_id)}
-    if table == BRONZE:
-        changed |= {name: F.lit(None).cast(rows.schema[name].dataType) for name in _TELLING}
-        changed["error"] = F.when(F.startswith(F.col("error"), F.lit(RAN_OUT)), F.lit(RAN_OUT))
-    renamed = rows.withColumns(
-        {name: F.when(is_it, value).otherwise(F.col(name)) for name, value in changed.items()}
-    )
+    renamed = rows.withColumns(values)
     if table == JOURNEYS:
         renamed = with_key_hash(renamed)
     placed = renamed.select(*rows.columns).sortWithinPartitions(_ORDER[table])
     new: tuple[DataFile, ...] = store.write(placed, table, store.new_part(snapshot.batch))
     require_same(rows_of(old), rows_of(new), f"rows of {table}", store)
-    return TableChange(new, old), sum(row["count"] for row in found)
+    return TableChange(new, old), sum(row["own"] for row in found)
 
 
-def _naming(store: TableStore, files: PlaceFiles, message_id: str) -> list[str]:
-    """Return the ledger's files that contain the id."""
+def _values(table: str, mentions: Mentions, new_id: str) -> tuple[Column, dict[str, Column]]:
+    """Return whether a row is the message's own, and what the columns become that can name it."""
+    if table == STATES:
+        # The key of a sum is never null.
+        return F.lit(False), {"reason": F.coalesce(_cut("reason", mentions), F.lit(""))}
+    message_id = F.col("message_id")
+    is_it = message_id.eqNullSafe(F.lit(mentions.message_id))
+    values = {"message_id": F.when(is_it, F.lit(new_id)).otherwise(message_id)}
+    if table == BRONZE:
+        values |= {name: F.when(~is_it, F.col(name)) for name in TELLING}
+        values |= {name: F.when(~is_it, _cut(name, mentions)) for name in TEXTS}
+        of_broker = F.nullif(F.regexp_extract("error", BY_THE_BROKER, 1), F.lit(""))
+        values["error"] = F.when(is_it, of_broker).otherwise(_cut("error", mentions))
+    return is_it, values
+
+
+def _cut(column: str, mentions: Mentions) -> Column:
+    """Return what `Mentions.cut` does; null where nothing is left."""
+    text = F.col(column)
+    can_name = reduce(or_, (F.contains(text, F.lit(one)) for one in mentions.beginnings))
+    before_it = F.regexp_replace(text, mentions.up_to_it, "$1")
+    can_be_cut = (F.length(text) >= CUT_LENGTH_MIN) | F.endswith(text, F.lit(LEFT_OFF))
+    before_part = F.when(can_be_cut, F.regexp_replace(text, mentions.up_to_part, "$1"))
+    cut = F.when(before_it != text, before_it).otherwise(F.coalesce(before_part, text))
+    return F.when(can_name & (cut != text), F.nullif(F.rtrim(cut), F.lit(""))).otherwise(text)
+
+
+def _suspected(store: TableStore, files: PlaceFiles, mentions: Mentions) -> list[str]:
+    """Return the ledger's files that can name the message: no other file does."""
     names = sorted(filter(is_readable, files.ledger_files()))
+    line = F.col("value")
+    has_it = reduce(or_, (F.contains(line, F.lit(form)) for form in mentions.forms))
+    # Few lines: those with a text, and torn ones.
+    can_end_inside = F.contains(line, F.lit('"error":')) | ~F.endswith(line, F.lit("}"))
+    ends_inside = F.regexp_like(line, F.lit(mentions.part_in_line))
     found = (
         store.session.read.text(ledger_paths(files.place, names))
-        .where(F.contains(F.col("value"), F.lit(written_id(message_id))))
+        .where(has_it | (can_end_inside & ends_inside))
         .select(F.col("_metadata.file_path").alias("file"))
         .distinct()
         .collect()
     )
     there = {path.rpartition("/")[2] for path in paths_of(row["file"] for row in found)}
     return [name for name in names if name in there]
-
-
-def _renamed(line: bytes, message_id: str, new_id: str) -> bytes:
-    """Return a line of the ledger without the id."""
-    written = written_id(message_id).encode()
-    if written not in line:
-        return line
-    try:
-        record = json.loads(line)
-    except ValueError:
-        # A damaged line stays damaged: it still counts as rejected.
-        return line.replace(written, new_id.encode())
-    if not isinstance(record, dict) or record.get("message_id") != message_id:
-        return line
-    record["message_id"] = new_id
-    error = str(record.pop("error", ""))
-    if error.startswith(RAN_OUT):
-        record["error"] = RAN_OUT
-    return json.dumps(
-        {name: value for name, value in record.items() if name not in _TELLING},
-        separators=(",", ":"),
-    ).encode()
-
-
-def written_id(message_id: str) -> str:
-    """Return an id as it is in a line: the ledger's files are ASCII."""
-    return json.dumps(message_id)[1:-1]

@@ -19,7 +19,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from twinbus.pipeline import functions as F
-from twinbus.pipeline.core.rules import DELETED
+from twinbus.pipeline.core.rules import AT_ONCE, DELETED
 from twinbus.pipeline.tables import schemas
 from twinbus.pipeline.tables.records import (
     LABEL,
@@ -47,9 +47,6 @@ CLOSED: Final = "closed"
 SILENCE_S: Final = 1_860
 """The longest ping interval and the longest attempt: a failed-over process that is not frozen
 records something within it."""
-
-AT_ONCE: Final = "a send failed"
-"""The reason of a failover without suspicion: the failover interval is 0."""
 
 _OF_ONE: Final = ("pair", "entity", "process")
 

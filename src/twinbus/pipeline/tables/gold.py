@@ -106,7 +106,7 @@ def gold_tables(bucket_s: int = BUCKET_S) -> tuple[GoldTable, ...]:
         GoldTable("charges", schemas.CHARGES, "operations", "tallies", charges.charges),
         GoldTable("traffic", schemas.TRAFFIC, "sent", "tallies", traffic),
         GoldTable("diversions", schemas.DIVERSIONS, "diverted", "tallies", diversions),
-        GoldTable("states", schemas.STATES, "changes", "records", availability.states),
+        GoldTable(STATES, schemas.STATES, "changes", "records", availability.states),
         GoldTable("lines", schemas.LINES, "records", "tallies", conservation.lines),
         GoldTable("views", schemas.VIEWS, "operations", "tallies", reconciliation.views),
         GoldTable("fates", schemas.FATE_SUMS, "tried", "messages", conservation.fate_sums),
@@ -184,6 +184,7 @@ NOTABLE: Final = GoldTable("notable", schemas.NOTABLE, "messages", "followed", n
 
 
 BRONZE: Final = "bronze"
+STATES: Final = "states"
 JOURNEYS: Final = "journeys"
 EXPECTATIONS: Final = "expectations"
 SUMS: Final = "sums"
