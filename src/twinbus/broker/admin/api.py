@@ -93,7 +93,10 @@ async def respond(broker: BrokerServer, request: AdminRequest, token: Verified) 
         if broker.credits is not None:
             broker.credits.require(ADMINISTRATION_COST, broker.now_ms())
         if request.method == "GET":
-            document = _perform(broker, request, address, grant)
+            reading = _administration(broker, request, grant).get(
+                address, parse_page(request.query)
+            )
+            document = await broker.turns.done(reading)
         else:
             document = await _change(broker, request, address, grant)
     except Refusal as refusal:
@@ -167,10 +170,8 @@ async def respond_clock(broker: BrokerServer, request: AdminRequest, token: Veri
         return _json(refusal.status, {"error": refusal.description})
 
 
-def _perform(
-    broker: BrokerServer, request: AdminRequest, address: Address, grant: Grant
-) -> Document:
-    administration = Administration(
+def _administration(broker: BrokerServer, request: AdminRequest, grant: Grant) -> Administration:
+    return Administration(
         namespace=broker.namespace,
         authority=request.headers.get("host", "localhost"),
         now_ms=broker.now_ms(),
@@ -179,9 +180,13 @@ def _perform(
             broker.policy, broker.name, request, grant, path, broker.now_ms() / 1000
         ),
     )
+
+
+def _perform(
+    broker: BrokerServer, request: AdminRequest, address: Address, grant: Grant
+) -> Document:
+    administration = _administration(broker, request, grant)
     match request.method:
-        case "GET":
-            return administration.get(address, parse_page(request.query))
         case "PUT":
             update = "if-match" in request.headers
             return administration.put(address, request.body, update=update)

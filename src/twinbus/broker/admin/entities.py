@@ -16,7 +16,7 @@ letter case.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -193,14 +193,15 @@ class Administration:
     api_version: str = LATEST
     """For which version of the API to answer."""
 
-    def get(self, address: Address, page: ListPage) -> Document:
+    def get(self, address: Address, page: ListPage) -> Generator[None, None, Document]:
+        """Work out the answer; each entity of a list is a step."""
         match address.node:
             case AdminNode.NAMESPACE:
                 return self._namespace()
             case AdminNode.ROOT:
                 return self._nothing()
             case AdminNode.QUEUES | AdminNode.TOPICS | AdminNode.SUBSCRIPTIONS | AdminNode.RULES:
-                return self._list(address, page)
+                return (yield from self._list(address, page))
         try:
             return Document(200, self._entry(address).encode())
         except EntityNotFound as refusal:
@@ -211,20 +212,22 @@ class Administration:
             # Azure answers with an empty feed, and its SDKs turn that into their not-found error.
             return self._nothing()
 
-    def _list(self, address: Address, page: ListPage) -> Document:
+    def _list(self, address: Address, page: ListPage) -> Generator[None, None, Document]:
         namespace, path = self.namespace, render_path(address)
         match address.node:
             case AdminNode.QUEUES:
                 queues = namespace.queues()
-                return self._feed("/$Resources/queues", queues, self._entity_entry, page)
+                feed = self._feed("/$Resources/queues", queues, self._entity_entry, page)
             case AdminNode.TOPICS:
                 topics = namespace.topics()
-                return self._feed("/$Resources/topics", topics, self._entity_entry, page)
+                feed = self._feed("/$Resources/topics", topics, self._entity_entry, page)
             case AdminNode.SUBSCRIPTIONS:
                 subscriptions = namespace.subscriptions(address.entity)
-                return self._feed(f"{path}/Subscriptions", subscriptions, self._entity_entry, page)
-        rules = namespace.rules(address.entity, address.subscription)
-        return self._feed(f"{path}/Rules", rules, partial(self._rule_entry, address), page)
+                feed = self._feed(f"{path}/Subscriptions", subscriptions, self._entity_entry, page)
+            case _:
+                rules = namespace.rules(address.entity, address.subscription)
+                feed = self._feed(f"{path}/Rules", rules, partial(self._rule_entry, address), page)
+        return (yield from feed)
 
     def put(self, address: Address, body: bytes, *, update: bool) -> Document:
         """Create the node, or change it when `update` says that it must exist."""
@@ -376,12 +379,15 @@ class Administration:
 
     def _feed(
         self, path: str, items: list[_T], render: Callable[[_T], str], page: ListPage
-    ) -> Document:
+    ) -> Generator[None, None, Document]:
         title = path.rpartition("/")[2].capitalize()
         url, end = self._url(path), page.skip + page.top
         following = ListPage(end, page.top).render()
         more = f"{url}?{following}" if page.top > 0 and len(items) > end else None
-        entries = [render(item) for item in items[page.skip : end]]
+        entries = list[str]()
+        for item in items[page.skip : end]:
+            entries.append(render(item))
+            yield
         url = f"{url}?{page.render()}"
         return Document(200, render_feed(title, url, self.now_ms, entries, more), FEED_CONTENT_TYPE)
 

@@ -88,6 +88,26 @@ class Turns:
         self._waiting.append(go_on)
         self._schedule()
 
+    async def done(self, work: Generator[object, None, T]) -> T:
+        """Do such work in slices, each in its turn, and return its result."""
+        ended: asyncio.Future[T] = self._loop.create_future()
+
+        def go_on() -> bool:
+            ends_at = self.clock() + SLICE_S
+            try:
+                while not ended.done():
+                    next(work)
+                    if self.clock() >= ends_at:
+                        return True
+            except StopIteration as stop:
+                ended.set_result(stop.value)
+            except Exception as error:  # noqa: BLE001  # it belongs to who waits
+                ended.set_exception(error)
+            return False
+
+        self.wait(go_on)
+        return await ended
+
     def prepare(self, work: Generator[None, None, T]) -> Generator[bool | None, None, T]:
         """Do such work, once few enough others do: its results are kept between slices."""
         while self.preparing >= PREPARING_MAX:

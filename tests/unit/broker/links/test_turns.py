@@ -6,7 +6,7 @@ The clock of these tests moves with each look at it, so a slice is so many steps
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Generator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -20,6 +20,7 @@ from twinbus.amqp.link import SenderLink
 from twinbus.amqp.message import BATCH_FORMAT, Properties, encode_message
 from twinbus.amqp.performatives import Accepted, Flow, Rejected, Source, Target
 from twinbus.amqp.types import Symbol, Timestamp, UInt
+from twinbus.broker.admin.api import AdminRequest, respond
 from twinbus.broker.descriptions import (
     QueueDescription,
     RuleDescription,
@@ -31,6 +32,7 @@ from twinbus.broker.links.peer import SLICES_TOGETHER
 from twinbus.broker.links.requests import ITEMS_MAX, SCHEDULE
 from twinbus.broker.links.sending import STORED_AT_ONCE
 from twinbus.broker.links.turns import PREPARING_MAX, SLICE_S, Turns
+from twinbus.broker.sas import ALL_RIGHTS, Grant
 from twinbus.broker.server import BrokerServer
 from twinbus.broker.storage.store import MemoryStore
 from twinbus.servicebus.names import BATCH_MESSAGES_MAX
@@ -480,3 +482,53 @@ async def test_frames_that_bring_no_event_are_handled_in_turns(frame: bytes) -> 
             await asyncio.sleep(0)
         assert turns >= 1_000 / QUIET_FRAMES_MAX / STEPS - 2
         assert not client.transport.is_closed
+
+
+async def test_a_list_of_entities_is_worked_out_in_slices_and_each_client_has_its_turn() -> None:
+    count, turns_between = 100, 0
+    world = World()
+    for number in range(count):
+        world.server.namespace.create_queue(f"q{number}", QueueDescription(), 1)
+    request = AdminRequest(
+        method="GET", raw_path="/$Resources/queues", query={}, headers={"host": "localhost"}
+    )
+    grant = Grant(path="", rights=ALL_RIGHTS, expires_at_s=1e12, rule_name="manager")
+    listing = asyncio.create_task(respond(world.server, request, grant))
+
+    def take_turn() -> bool:
+        nonlocal turns_between
+        turns_between += not listing.done()
+        return not listing.done()
+
+    await asyncio.sleep(0)
+    world.server.turns.wait(take_turn)
+    answer = await listing
+    # 100 is also the size of a page.
+    assert (answer.status, answer.body.count(b"<entry ")) == (200, count)
+    assert count // STEPS <= turns_between <= count
+
+
+async def test_work_in_turns_raises_its_error_and_ends_with_who_waits_for_it() -> None:
+    world, steps = World(), 0
+
+    def failing() -> Generator[None, None, None]:
+        yield
+        raise ValueError("it failed")
+
+    def endless() -> Generator[None, None, None]:
+        nonlocal steps
+        while True:
+            steps += 1
+            yield
+
+    with pytest.raises(ValueError, match="it failed"):
+        await world.server.turns.done(failing())
+    waiting = asyncio.create_task(world.server.turns.done(endless()))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await asyncio.sleep(0)
+    assert 0 < steps <= 2 * STEPS
+    assert len(world.server.turns) == 0
