@@ -153,6 +153,7 @@ class Connection:
         self._link_limit: int | None = None
         self._idle_timeout_ms = idle_timeout_ms
         self._handle_max = handle_max
+        self._has_budgets = budgets is not None
         self._budgets = budgets or PeerBudgets()
         self._remote_idle_timeout_ms = 0
         self._channel_max = CHANNEL_MAX
@@ -257,6 +258,16 @@ class Connection:
             self._heard_ms = now_ms
         return event
 
+    @property
+    def has_output(self) -> bool:
+        """Whether `take_output` would return anything; after CLOSE it may return nothing."""
+        if self.output.size_bytes:
+            return True
+        for session in self.sessions.values():  # noqa: SIM110  # `any` takes three times as long
+            if session.pending is not None:
+                return True
+        return False
+
     def take_output(self, now_ms: int) -> bytes:
         """Everything to send since the last call.
 
@@ -265,11 +276,12 @@ class Connection:
         for session in self.sessions.values():
             if session.pending is not None:
                 session.flush()
-            unsettled = session.unsettled
-            count = len(unsettled.by_id)
-            is_counted = unsettled.counted_from <= count <= unsettled.counted_to
-            if not is_counted and self.phase is not CLOSED:
-                session.count_unsettled()
+            if self._has_budgets:
+                unsettled = session.unsettled
+                count = len(unsettled.by_id)
+                is_counted = unsettled.counted_from <= count <= unsettled.counted_to
+                if not is_counted and self.phase is not CLOSED:
+                    session.count_unsettled()
         data = self.output.take()
         if data:
             self._spoke_ms = now_ms

@@ -287,18 +287,16 @@ class Session:
         self.next_delivery_id = (delivery_id + 1) & SERIAL_MASK
         if not settled:
             self._unsettled_by_id[delivery_id] = (link, tag)
-        room = self._output.max_frame_size - TRANSFER_OVERHEAD
-        if state is not None:
-            room -= STATE_OVERHEAD
-        start, size = 0, len(payload)
+        output = self._output
+        room = output.max_frame_size - TRANSFER_OVERHEAD
+        size, tag_size = len(payload), len(tag)
         # The common case: one frame, and nothing waits before it.
-        tag_size = len(tag)
         if (
-            size <= room
+            state is None
+            and size <= room
             and self.remote_incoming_window > 0
             and not self._blocked
             and tag_size <= TAG_BYTES_MAX
-            and state is None
         ):
             shape = (tag_size, settled, message_format)
             prefix = link.prefixes.get(shape)
@@ -306,8 +304,11 @@ class Session:
                 prefix = link.prefixes[shape] = TransferPrefix(self.channel, link.handle, *shape)
             self.remote_incoming_window -= 1
             self.next_outgoing_id = (self.next_outgoing_id + 1) & SERIAL_MASK
-            self._output.put_two(prefix.before(size, delivery_id, tag), payload)
+            output.put_two(prefix.before(size, delivery_id, tag), payload)
             return delivery_id
+        if state is not None:
+            room -= STATE_OVERHEAD
+        start = 0
         self._window_waiters[link] = None
         while True:
             more = size - start > room
@@ -320,7 +321,7 @@ class Session:
                 head = (link.handle, delivery_id, tag, message_format, settled, more)
                 frame = encode_frame(self.channel, Transfer(*head, state=state), part)
             self._blocked.append((link, frame))
-            self._output.blocked_bytes += len(frame)
+            output.blocked_bytes += len(frame)
             link.blocked_frames += 1
             self._release_blocked()
             start += room

@@ -99,7 +99,10 @@ class ClientTransport(asyncio.Protocol):
         now_ms = self._now_ms()
         answer = self._connection.receive_answer(data, now_ms)
         if answer is not None:
+            # Nearly always the answer to a message that was sent alone, and the end of it.
             self._on_event(answer)
+            if self._connection.has_output:
+                self.flush()
         else:
             for events in self._connection.receive(data, now_ms):
                 if self._on_deliveries is None:
@@ -107,7 +110,7 @@ class ClientTransport(asyncio.Protocol):
                         self._on_event(event)
                 else:
                     self._hand_on(events, self._on_deliveries)
-        self.flush()
+            self.flush()
         if self._timer is None:
             self._arm()
 

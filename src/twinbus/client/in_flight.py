@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from twinbus.amqp.events import Disposed
@@ -33,7 +34,10 @@ class RunOwner(ABC):
         """The namespace refused this one, or did not answer it."""
 
 
-class Wire(NamedTuple):
+@dataclass(slots=True)
+class Wire:
+    """One delivery as it is written; like `Sent` no tuple, which takes longer to make."""
+
     data: bytes
     message_format: int
     state: TransactionalState | None = None
@@ -69,7 +73,8 @@ class WaitingRun:
             self.owner.failed(place, error())
 
 
-class Sent(NamedTuple):
+@dataclass(slots=True, eq=False)
+class Sent:
     """One transfer that was written."""
 
     link: AnsweredLink
@@ -111,23 +116,20 @@ InFlight = dict[int, Sent | SentRun]
 """What one session has in flight, by delivery id."""
 
 
-def _answer_one(sent: InFlight, event: Disposed, heard_at: float) -> None:
-    number = event.first
-    if not event.session.take_one(number) or (one := sent.pop(number, None)) is None:
-        return  # It was not answered in time, and its call goes on without it.
-    one.link.answered_at = heard_at
-    if type(event.state) is not Accepted and (refusal := refusal_of(event.state)) is not None:
-        one.end(number, refusal)
-    elif isinstance(one, SentRun):
-        one.accepted(number, number)
-    else:
-        one.done(None)
-
-
 def answer(sent: InFlight, event: Disposed, heard_at: float) -> None:
     """Hand the namespace's answer to those who sent; transfers of one run together."""
     if event.first == event.last:
-        _answer_one(sent, event, heard_at)
+        # Nearly all answers to messages that are sent one by one.
+        number = event.first
+        if not event.session.take_one(number) or (alone := sent.pop(number, None)) is None:
+            return  # It was not answered in time, and its call goes on without it.
+        alone.link.answered_at = heard_at
+        if type(event.state) is not Accepted and (refusal := refusal_of(event.state)) is not None:
+            alone.end(number, refusal)
+        elif isinstance(alone, SentRun):
+            alone.accepted(number, number)
+        else:
+            alone.done(None)
         return
     run: SentRun | None = None
     first = last = -1

@@ -286,10 +286,14 @@ class UpstreamConnection:
     def _on_event(self, event: Event) -> None:
         self.heard_at = self.loop.time()
         if type(event) is Disposed:
-            if event.by_receiver:
-                self._on_disposed(event)
-            else:
+            if not event.by_receiver:
                 self._incoming.confirm(event)
+                return
+            if self._coordinator is not None:
+                self._coordinator.answered(event)
+            sent = self._in_flight.get(event.session)
+            if sent and event.state is not None:
+                answer(sent, event, self.heard_at)
             return
         link = getattr(event, "link", None)
         owner = getattr(link, "owner", None)
@@ -299,13 +303,6 @@ class UpstreamConnection:
     def _on_deliveries(self, run: list[DeliveryArrived]) -> None:
         self.heard_at = self.loop.time()
         self._incoming.take(run, self.heard_at)
-
-    def _on_disposed(self, event: Disposed) -> None:
-        if self._coordinator is not None:
-            self._coordinator.answered(event)
-        sent = self._in_flight.get(event.session)
-        if sent and event.state is not None:
-            answer(sent, event, self.heard_at)
 
     def _on_lost(self, connection: NamespaceConnection, reason: asyncio.Future[str]) -> None:
         if connection is not self._connection:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.amqp.test_connection import Pair, read
-from twinbus.amqp.connection import Connection
+from twinbus.amqp.connection import Connection, ConnectionPhase
 from twinbus.amqp.events import ANSWERS_MAX, Disposed, Event
 from twinbus.amqp.frames import encode_disposition_frame, encode_frame
 from twinbus.amqp.performatives import (
@@ -23,6 +25,8 @@ from twinbus.amqp.performatives import (
     TransactionalState,
     encode_state,
 )
+from twinbus.amqp.session import Session
+from twinbus.amqp.transport import ClientTransport
 from twinbus.amqp.types import Symbol, UInt
 
 ACCEPTED = encode_state(Accepted())
@@ -97,7 +101,9 @@ def test_the_shortcut_reads_what_receive_reads(read_by_read: list[bytes]) -> Non
         events: list[Event] = [found] if found is not None else read(short, data, 5)
         assert seen(events) == seen(read(general, data, 5))
         assert (short.phase, short._buffer) == (general.phase, general._buffer)
-        assert short.take_output(6) == general.take_output(6)
+        has_output, output = short.has_output, short.take_output(6)
+        assert output == general.take_output(6)
+        assert has_output == bool(output)
         assert short.next_deadline_ms() == general.next_deadline_ms()
 
 
@@ -129,3 +135,55 @@ def test_a_peer_cannot_make_a_connection_remember_ever_more_shapes() -> None:
     for channel in range(3 * ANSWERS_MAX):
         client.receive_answer(answer(0, channel), 1)
     assert len(client._answers) == ANSWERS_MAX
+
+
+def the_session(client: Connection) -> Session:
+    """The one that `opened` began."""
+    return next(iter(client.sessions.values()))
+
+
+def settle(client: Connection) -> None:
+    """Settle a delivery; the disposition waits for others that it can be joined with."""
+    the_session(client).settle(3, 3, ACCEPTED, as_receiver=True)
+
+
+DEEDS: dict[str, Callable[[Connection], Any]] = {
+    "nothing": lambda client: None,
+    "settle": settle,
+    "flow": lambda client: the_session(client).write_flow(),
+    "session": lambda client: client.begin(),
+    "close": lambda client: client.close(),
+}
+"""What the owner of a connection may do when it gets an answer."""
+
+
+@given(st.lists(st.sampled_from([*DEEDS, "take"]), max_size=8))
+def test_a_connection_has_output_if_there_are_bytes_to_take(names: list[str]) -> None:
+    client = opened()
+    for name in [*names, "take"]:
+        if name != "take":
+            DEEDS[name](client)
+            continue
+        has_output, output = client.has_output, client.take_output(1)
+        assert has_output or not output
+        assert output or not has_output or client.phase is not ConnectionPhase.OPEN
+
+
+class Socket(Mock):
+    """The part of a transport that `ClientTransport` uses; `write` notes what it gets."""
+
+    def get_extra_info(self, name: str) -> None:
+        return None
+
+
+@pytest.mark.parametrize("name", DEEDS)
+async def test_what_the_owner_adds_when_it_gets_an_answer_is_written_at_once(name: str) -> None:
+    client, twin = opened(), opened()
+    protocol = ClientTransport(client, lambda _: DEEDS[name](client), now_ms=lambda: 1)
+    socket = Socket()
+    protocol.connection_made(socket)
+    protocol.data_received(answer(0))
+    DEEDS[name](twin)
+    written = b"".join(call.args[0] for call in socket.write.mock_calls)
+    protocol.connection_lost(None)
+    assert written == twin.take_output(1)
