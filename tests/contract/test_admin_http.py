@@ -32,7 +32,7 @@ from twinbus.broker import descriptions
 from twinbus.broker.admin.api import AdminRequest, respond, verified
 from twinbus.broker.embedded import EmbeddedBroker
 from twinbus.broker.engine.namespace import BrokerNamespace
-from twinbus.broker.links.context import lock_tokens
+from twinbus.broker.links.context import Tokens
 from twinbus.broker.profile import LAPTOP
 from twinbus.broker.sas import AccessPolicy
 from twinbus.broker.server import BrokerServer
@@ -251,7 +251,7 @@ class FullDisk:
 def test_a_change_that_the_disk_did_not_take_is_not_confirmed() -> None:
     root = replace(SENDER, rights=frozenset({"Manage"}))
     namespace = BrokerNamespace(
-        "contoso", MemoryStore(), lock_tokens(), notify=lambda _: None, deleted=lambda _: None
+        "contoso", MemoryStore(), Tokens(), notify=lambda _: None, deleted=lambda _: None
     )
     services = SimpleNamespace(
         name="contoso",

@@ -23,7 +23,7 @@ from tests.processes import ANSWER_LIMIT_S, ServedBroker, run_twinbus, with_key
 from twinbus.broker.admin.atom_entities import entity_path
 from twinbus.broker.descriptions import AuthorizationRule
 from twinbus.broker.embedded import EmbeddedBroker
-from twinbus.broker.links.context import lock_tokens
+from twinbus.broker.links.context import Tokens
 from twinbus.broker.listener import AMQP_HEADER, TLS_HEADER
 from twinbus.broker.refusals import ArgumentInvalid
 from twinbus.broker.websocket import SUBPROTOCOLS
@@ -300,7 +300,7 @@ async def test_an_address_that_is_no_url_is_refused(caplog: pytest.LogCaptureFix
 
 
 def test_no_lock_token_tells_another() -> None:
-    tokens = lock_tokens()
+    tokens = Tokens()
     given = [tokens() for _ in range(1000)]
     assert {len(token) for token in given} == {16}
     assert len(set(given)) == 1000

@@ -36,7 +36,7 @@ from twinbus.broker.links.context import (
     LinkOwner,
     RefusalTracker,
     ReplyLink,
-    lock_tokens,
+    Tokens,
     new_message_id,
 )
 from twinbus.broker.links.dispatch import Dispatcher
@@ -373,7 +373,7 @@ class BrokerServer:
         namespace = BrokerNamespace(
             self.name,
             self.store,
-            lock_tokens(),
+            Tokens(),
             notify=self.dispatcher.ready,
             deleted=self._on_deleted,
             in_use=self._in_use,

@@ -87,6 +87,7 @@ BUDGETS: dict[str, tuple[str, str]] = {
     "FaultPlan._faults": (OWNER, "faults, set by who may manage"),
     "FaultPlan._buckets": (OWNER, "faults, set by who may manage"),
     "DamageReport._logged": (OWNER, "damaged records of the store"),
+    "Tokens._fresh": (OWNER, "TOKENS_AT_ONCE"),
     "BrokerHost._servers": (OWNER, "namespaces"),
     "BrokerHost._https": (OWNER, "namespaces"),
     "BrokerHost._listeners": (OWNER, "namespaces"),

@@ -44,7 +44,7 @@ from twinbus.broker.links.context import (
     BrokerContext,
     LinkClient,
     LinkOwner,
-    lock_tokens,
+    Tokens,
     rejected,
 )
 from twinbus.broker.links.receiving import DeliveringLink, outcome_of
@@ -125,7 +125,7 @@ class ClientTransactions:
         """By id, the oldest first."""
         self._timed_out: OrderedDict[bytes, None] = OrderedDict()
         self._held_bytes = Budget("this connection", "bytes in open transactions")
-        self._new_id = lock_tokens()
+        self._new_id = Tokens()
         self._timer = ExpiryTimer(context, self._end_expired)
 
     def __len__(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
@@ -21,6 +22,7 @@ from twinbus.broker.engine.runs import ENCODED_AT_ONCE, TRIES
 from twinbus.broker.engine.settlement import SettlementOutcome
 from twinbus.broker.journal import EncodedRun, StoredMessage
 from twinbus.broker.links import prepared
+from twinbus.broker.links.context import TOKENS_AT_ONCE
 from twinbus.broker.messages.incoming import Incoming, parse
 from twinbus.servicebus.names import BATCH_MESSAGES_MAX
 
@@ -224,3 +226,25 @@ async def test_a_receive_by_number_gives_what_is_still_its_own_after_each_slice(
         assert greedy.answers == [Accepted()]
         assert here.held("big") == left
         assert not queue.locked_count
+
+
+async def test_a_long_batch_without_ids_fetches_random_bytes_seldom(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fetched, urandom = [], os.urandom
+
+    def noted(size_bytes: int) -> bytes:
+        fetched.append(size_bytes)
+        return urandom(size_bytes)
+
+    async with world() as here:
+        greedy = await here.sender("big")
+        monkeypatch.setattr(os, "urandom", noted)
+        greedy.put(EMPTY * BATCH_MESSAGES_MAX, is_batch=True)
+        greedy.hand_over()
+        await greedy.answered()
+        # Each fetch releases the interpreter's lock: the writer wakes up, comes too late and waits
+        # anew, for as long as one batch is read.
+        assert len(fetched) <= BATCH_MESSAGES_MAX // TOKENS_AT_ONCE + 1
+        messages = here.server.namespace.get_queue("big").messages.values()
+        assert len({each.message_id for each in messages}) == BATCH_MESSAGES_MAX
