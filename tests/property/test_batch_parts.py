@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinbus.amqp.message import batch_parts, data_sections, split
+from twinbus.amqp.message import Sections, batch_parts, data_sections, split
 from twinbus.amqp.types import DecodeError
 
 SECTIONS = [
@@ -37,5 +38,8 @@ def parts_or_error(find: Callable[[bytes], Iterator[bytes]], data: bytes) -> lis
 
 @given(st.lists(st.sampled_from(SECTIONS), max_size=6).map(b"".join))
 def test_messages_found_one_by_one_are_those_of_the_split_batch(data: bytes) -> None:
-    found = parts_or_error(batch_parts, data)
+    envelope = Sections()
+    found = parts_or_error(lambda whole: batch_parts(whole, envelope), data)
     assert found == parts_or_error(lambda whole: data_sections(split(whole).body), data)
+    if found is not None:
+        assert envelope == replace(split(data), body=b"")

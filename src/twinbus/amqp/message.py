@@ -52,6 +52,14 @@ class Sections:
         return f"<sections {', '.join(present)}>"
 
 
+_AROUND_BODY: Final = {
+    HEADER: "header",
+    DELIVERY_ANNOTATIONS: "delivery_annotations",
+    MESSAGE_ANNOTATIONS: "message_annotations",
+    PROPERTIES: "properties",
+    APPLICATION_PROPERTIES: "application_properties",
+    FOOTER: "footer",
+}
 _LISTS: Final = frozenset((0x45, 0xC0, 0xD0))
 _MAPS: Final = frozenset((0xC1, 0xD1))
 _BINARIES: Final = frozenset((0xA0, 0xB0))
@@ -360,8 +368,11 @@ def data_sections(body: bytes) -> Iterator[bytes]:
         yield body[content + (2 if body[content] == 0xA0 else 5) : offset]
 
 
-def batch_parts(data: bytes) -> Iterator[bytes]:
-    """The messages of a batch, found one after the other: the content of its data sections."""
+def batch_parts(data: bytes, envelope: Sections | None = None) -> Iterator[bytes]:
+    """The messages of a batch, found one after the other: the content of its data sections.
+
+    An `envelope` gets its other sections.
+    """
     previous = offset = body_end = 0
     size, seen = len(data), set[int]()
     while offset < size:
@@ -380,6 +391,8 @@ def batch_parts(data: bytes) -> Iterator[bytes]:
             raise _out_of_order(code, offset)
         else:
             seen.add(code)
+            if envelope is not None:
+                setattr(envelope, _AROUND_BODY[code], data[offset:end])
         if code not in _ANYWHERE:
             previous = code
         offset = end

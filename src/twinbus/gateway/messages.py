@@ -249,8 +249,8 @@ def _read(data: bytes) -> tuple[EncodedMessage, bool]:
 
 def _read_batch(data: bytes) -> Generator[None, None, tuple[Wire, list[EncodedMessage]]]:
     # Counted first: an empty message is 5 bytes on the wire and a hundred times that here.
-    parts: list[bytes] = []
-    found = batch_parts(data)
+    parts, envelope = list[bytes](), Sections()
+    found = batch_parts(data, envelope)
     while more := list(islice(found, READ_AT_ONCE)):
         parts += more
         if len(parts) > BATCH_MESSAGES_MAX:
@@ -275,7 +275,7 @@ def _read_batch(data: bytes) -> Generator[None, None, tuple[Wire, list[EncodedMe
         sections.append(_data_section(join(message.sections)))
         if not number % READ_AT_ONCE:
             yield
-    return _batch_of(split(data), sections), messages
+    return _batch_of(envelope, sections), messages
 
 
 def _envelope(messages: Sequence[EncodedMessage]) -> Sections:
