@@ -65,12 +65,21 @@ _DATA_SECTION: Final = bytes((0x00, 0x53, DATA))
 
 
 class EncodedMessage(NamedTuple):
-    """One message: its sections, its id as text, its session, and its size."""
+    """One message, with an id. Kept as bytes, for most are never needed in sections.
 
-    sections: Sections
+    A batch has thousands: sections of each would make the garbage collector stop all clients.
+    """
+
+    data: bytes
     message_id: str
     session_id: str | None
     size_bytes: int
+    """As its client sent it."""
+    body_bytes: int
+
+    @property
+    def sections(self) -> Sections:
+        return split(self.data)
 
 
 class EncodedMessages:
@@ -114,8 +123,8 @@ class EncodedMessages:
             if message_format == BATCH_FORMAT:
                 payload, messages = yield from _read_batch(data)
             else:
-                message, is_given = _read(data)
-                payload, messages = Wire(join(message.sections) if is_given else data, 0), [message]
+                message, _ = _read(data)
+                payload, messages = Wire(message.data, 0), [message]
         except DecodeError as error:
             raise MalformedMessage(f"the message cannot be read: {error}") from error
         if message_format != BATCH_FORMAT and message_format:
@@ -142,7 +151,7 @@ class EncodedMessages:
 
     def measured(self) -> list[tuple[str | None, int | None]]:
         """Id and body size of each message, for the ledger."""
-        return [(message.message_id, len(message.sections.body)) for message in self._messages]
+        return [(message.message_id, message.body_bytes) for message in self._messages]
 
     def diverted(self, limit_bytes: int | None) -> Wire:
         """The copies for a backlog queue; BacklogGuardError if it could not store one of them."""
@@ -211,7 +220,7 @@ class EncodedMessages:
 
     def _part(self, numbers: Sequence[int]) -> EncodedMessages:
         messages = [self._messages[number] for number in numbers]
-        payload = _batch(_envelope(messages), [join(message.sections) for message in messages])
+        payload = _batch(_envelope(messages), [message.data for message in messages])
         return EncodedMessages(
             payload, messages, self.path, [self._own_ids[number] for number in numbers]
         )
@@ -231,7 +240,7 @@ def takes_as_it_is(fixed: bytes) -> bool:
 
 def _read(data: bytes) -> tuple[EncodedMessage, bool]:
     """A message, with an id if it had none; and whether it was given one."""
-    sections = split(data)
+    sections, size_bytes = split(data), len(data)
     bounds = fields_of(sections.properties)
     message_id = field_value(sections.properties, bounds, MESSAGE_ID_FIELD)
     session_id = field_value(sections.properties, bounds, GROUP_ID)
@@ -241,10 +250,12 @@ def _read(data: bytes) -> tuple[EncodedMessage, bool]:
         sections.properties = with_fields(
             sections.properties, PROPERTIES, bounds, {MESSAGE_ID_FIELD: string(message_id)}
         )
+        data = join(sections)
     elif isinstance(message_id, bytes):
         message_id = message_id.decode("utf-8", "replace")
     session = str(session_id) if isinstance(session_id, str) else None
-    return EncodedMessage(sections, str(message_id), session, len(data)), is_given
+    body_bytes = len(sections.body)
+    return EncodedMessage(data, str(message_id), session, size_bytes, body_bytes), is_given
 
 
 def _read_batch(data: bytes) -> Generator[None, None, tuple[Wire, list[EncodedMessage]]]:
@@ -272,7 +283,7 @@ def _read_batch(data: bytes) -> Generator[None, None, tuple[Wire, list[EncodedMe
         return Wire(data, BATCH_FORMAT), messages
     sections: list[bytes] = []
     for number, message in enumerate(messages, 1):
-        sections.append(_data_section(join(message.sections)))
+        sections.append(_data_section(message.data))
         if not number % READ_AT_ONCE:
             yield
     return _batch_of(envelope, sections), messages
@@ -321,8 +332,10 @@ def _is_suspect(
     message: EncodedMessage, path: str, overhead_max: int, limit_bytes: int, replaced: str | None
 ) -> bool:
     """Whether a backlog queue may not take the message. `replaced`: the id that its copy loses."""
-    custom, session_id = message.sections.application_properties, message.session_id
-    if custom and _has_reserved(custom):
+    session_id = message.session_id
+    # All of it that is before the body, and no less: only few are worth splitting.
+    before_body = message.data[: len(message.data) - message.body_bytes]
+    if _has_reserved(before_body) and _has_reserved(message.sections.application_properties):
         return True
     size_bytes = message.size_bytes + (0 if replaced is None else _ID_GROWTH + 4 * len(replaced))
     if size_bytes + overhead_max <= limit_bytes and len(session_id or "") <= SESSION_ID_MAX:
