@@ -58,7 +58,7 @@ PARTS = [
 @pytest.fixture(autouse=True)
 def _by_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small as these ledgers are, no batch of them is written by this process."""
-    monkeypatch.setattr(stream, "first_batch", lambda *_: None)
+    monkeypatch.setattr(stream, "few_batch", lambda *_: None)
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from tests.spark.kept import Tables, as_rows, batch_tables, stored_tables, write
 from tests.spark.ledgers import LABEL, Line, diverted, line, moved, received, sent
 from tests.spark.stream_driver import COMMIT, COMMITTED, PUBLISHED, WRITTEN, lake_at
 from twinbus.ledger import LedgerError
-from twinbus.pipeline.store import stream, upkeep
+from twinbus.pipeline.store import increment, stream, upkeep
 from twinbus.pipeline.store.current import current_tables
 from twinbus.pipeline.store.lake import Lake, Snapshot
 from twinbus.pipeline.tables.gold import kept_tables, stored_schemas
@@ -91,7 +91,7 @@ def check_stream_equals_batch(
     for record, lot, file in arrivals:
         files.setdefault((min(lot, lots), file), []).append(record)
     # From the second lot on the sums of all lots are written as one part.
-    with tempfile.TemporaryDirectory() as place, mock.patch.object(stream, "SUM_PARTS_MAX", 1):
+    with tempfile.TemporaryDirectory() as place, mock.patch.object(increment, "SUM_PARTS_MAX", 1):
         ledger = Path(place)
         for (lot, file), lines in sorted(files.items(), key=lambda item: item[0]):
             write_lines(ledger, f"p-{lot}{file}.jsonl{'.open' if lot == lots else ''}", lines)

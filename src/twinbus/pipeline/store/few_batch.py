@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from twinbus.pipeline.functions import NeedsSpark, in_this_process
 from twinbus.pipeline.spark.few_rows import collected, few_rows
 from twinbus.pipeline.spark.session import reads_local_files
+from twinbus.pipeline.store import increment
 from twinbus.pipeline.store.few_lines import FewLines, may_share
 from twinbus.pipeline.store.increment import (
     ONE_TASK_MAX,
-    SUM_PARTS_MAX,
     Increment,
     with_key_hash,
 )
@@ -88,7 +88,7 @@ def few_batch(
     session = store.session_if_any
     # On a cluster a task writes, which tells whether all machines share the place.
     if session is None:
-        is_ours = before.sum_parts < SUM_PARTS_MAX
+        is_ours = before.sum_parts < increment.SUM_PARTS_MAX
     else:
         is_ours = before.number < 0 and reads_local_files(session)
     if is_ours and size_bytes <= most:
