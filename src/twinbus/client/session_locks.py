@@ -355,7 +355,13 @@ class SessionLocks:
         link.owner = lock
         connection.flush()
         answers: set[asyncio.Future[object]] = {lock.answer, lock.ended, connection.lost}  # type: ignore[arg-type]
-        await asyncio.wait(answers, timeout=ANSWER_S, return_when=asyncio.FIRST_COMPLETED)
+        try:
+            await asyncio.wait(answers, timeout=ANSWER_S, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            # It was asked for, and counts.
+            text = "given up before the attach was answered"
+            self._requests.made(lock.address.queue, ACCEPT_SESSION, text, is_known=False)
+            raise
         if lock.answer.done():
             self._requests.made(lock.address.queue, ACCEPT_SESSION)
             lock.lock_s = _lock_left_s(lock.answer.result(), self._environment.wall_ns())

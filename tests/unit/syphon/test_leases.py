@@ -48,7 +48,7 @@ class Service:
     """The service at the other end of every connection, and what it answers."""
 
     def __init__(self) -> None:
-        self.answers_echoes = True
+        self.answers_attaches = self.answers_echoes = True
         self.answers_requests = True
         self.has_lease_queue = True
         self.refused = ""
@@ -95,7 +95,8 @@ class Line:
     def attach_receiver(self, name: str, *, source: Any, target: Any) -> ReceiverLink:
         link = ReceiverLink(self, name, 0)  # type: ignore[arg-type]
         link.source = source
-        asyncio.get_running_loop().call_soon(self._on_event, Attached(link))
+        if self._service.answers_attaches:
+            asyncio.get_running_loop().call_soon(self._on_event, Attached(link))
         return link
 
     def echo(self) -> None:
@@ -327,6 +328,21 @@ def test_a_close_does_not_wait_for_a_service_that_hangs(service: Service) -> Non
         assert now() - began == STOP_S
 
     run_virtual(hold())
+
+
+def test_an_acquisition_that_a_close_cuts_off_is_in_the_ledger(service: Service) -> None:
+    ledger = Records()
+
+    async def hold() -> None:
+        service.answers_attaches = False
+        leases = leases_of(service, ledger)
+        leases.start()
+        await asyncio.sleep(1.0)
+        await leases.close()
+
+    run_virtual(hold())
+    # The service bills it, whether it granted the lease or not.
+    assert ledger.kinds == [("manage", "lease", "unknown")]
 
 
 def test_the_next_holder_waits_if_this_one_ends_with_a_message_that_had_no_answer(
